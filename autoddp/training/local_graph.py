@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autoddp.torch_internals import compiled_by_inductor, in_backward
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.pending_sums import PendingSums
-from autoddp.view.redistribute import lend
+from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import wrap
 from autoddp.view.state import View
 
@@ -87,7 +87,9 @@ class LocalGraph(nn.Module):
         """Call the compiled graph with inputs of the whole graph, and return its results."""
         held = [(x, x.local._version) for x in given if type(x) is ShardedTensor]
         group = self.view.group
-        lent = (x.local if type(x) is ShardedTensor else lend(x, group) for x in given)
+        lent = (
+            x.local if type(x) is ShardedTensor else with_mean_gradient(x, group) for x in given
+        )
         out = iter(self.compiled(*lent))
         for x, version in held:
             if x._local._version != version:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autoddp.report import users_line
 from autoddp.torch_internals import FunctionalTensor
-from autoddp.view.redistribute import all_rows, part
+from autoddp.view.redistribute import all_gather_rows, shard
 
 if TYPE_CHECKING:
     from autoddp.view.shard_sizes import ShardSizes
@@ -47,7 +47,7 @@ class ExportedBuffer:
         unwritten = version(self.whole) == self.seen
         if self.is_view or (unwritten and not self.raw):
             return
-        mine = part(self.whole, self.sizes, self.shard_dim)
+        mine = shard(self.whole, self.sizes, self.shard_dim)
         if unwritten and same(mine, self.rows):
             return
         self.seen = version(self.whole)
@@ -65,7 +65,7 @@ class ExportedBuffer:
     def give(self) -> None:
         """Bring what was written, and nothing else, to the rows, where others may be newer."""
         assert self.kept is not None
-        new, old = (part(x, self.sizes, self.shard_dim) for x in (self.whole, self.kept))
+        new, old = (shard(x, self.sizes, self.shard_dim) for x in (self.whole, self.kept))
         with torch.no_grad(), as_made(self.rows):
             self.rows.copy_(
                 torch.where((new == old) | ((new != new) & (old != old)), self.rows, new)
@@ -78,7 +78,7 @@ class ExportedBuffer:
         """
         with torch.no_grad(), as_made(self.whole):
             whole = self.whole.data if self.is_view else self.whole
-            whole.copy_(all_rows(self.rows, self.sizes, self.shard_dim))
+            whole.copy_(all_gather_rows(self.rows, self.sizes, self.shard_dim))
         self.seen = version(self.whole)
         if self.kept is not None:
             self.keep()

@@ -19,7 +19,7 @@ from autoddp.torch_internals import (
     transform,
 )
 from autoddp.view.aliases import is_shape
-from autoddp.view.error_messages import WRONG, retell
+from autoddp.view.error_messages import WRONG, reword
 from autoddp.view.local_call import ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import (
@@ -62,13 +62,13 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ):
         return answer(func, args, kwargs or {}, key)
     if decision is GATHER:
-        return _refreshed(func, args, on_the_whole(func, args, kwargs or {}))
+        return _refreshed(func, args, fall_back(func, args, kwargs or {}))
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     try:
         return decision.run(func, args, kwargs)
     except WRONG as error:
-        retell(error, func, args, kwargs or {})
+        reword(error, func, args, kwargs or {})
         raise
 
 
@@ -84,10 +84,10 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any
     try:
         out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key)
     except WRONG as error:
-        retell(error, func, args, kwargs)
+        reword(error, func, args, kwargs)
         raise
     if out is NotImplemented:
-        return _refreshed(func, args, on_the_whole(func, args, kwargs))
+        return _refreshed(func, args, fall_back(func, args, kwargs))
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     return out
@@ -161,17 +161,17 @@ def _whole(x: Any, by_decision: bool) -> bool:
     )
 
 
-def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def fall_back(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gather what `func` is given, and compute it as one process would."""
     sharded = [x for x in leaves_in(args, kwargs) if type(x) is ShardedTensor]
     if sharded:
         view = sharded[0].spec.view
         size = sum(x.numel() * x.dtype.itemsize for x in sharded)
         view.gathered(getattr(func, "__name__", str(func)), size)
-    return of_the_whole(func, args, kwargs, is_mutable(func))
+    return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
+def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
     """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
     leaves = [x for x in leaves_in(args, kwargs) if isinstance(x, (ShardedTensor, Partial))]
     wholes: dict[int, Tensor] = {}
@@ -183,7 +183,7 @@ def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = Fa
     for x in leaves:
         is_it = out is not None and out is (x._whole if isinstance(x, ShardedTensor) else x._value)
         if isinstance(x, ShardedTensor):
-            x.settle(out, func, unseen)
+            x.sync_after(out, func, unseen)
         if is_it:
             out = x  # an operation in place returns what it was called on
     return out
@@ -203,7 +203,7 @@ def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
         )
     if type(args[0]) is ShardedTensor and torch.Tag.inplace_view in func.tags:
         raise BadInput(refused(args[0].shape, func._schema.name.rpartition(":")[2]))
-    return of_the_whole(func, args, kwargs, is_mutable(func))
+    return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
 _answers: Any = DistributedTensor  # mypy knows these two only as torch declares them

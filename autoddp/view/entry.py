@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.view.aliases import AliasGroup
-from autoddp.view.redistribute import part
+from autoddp.view.redistribute import shard
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor
 from autoddp.view.state import View
@@ -54,7 +54,7 @@ class ModuleEntry:
         found = self.dims.get(module)
         if found is None:
             self.view.order.note(nn.Module.parameters(module))
-            self.view.met.append(weakref.ref(module))
+            self.view.recent_modules.append(weakref.ref(module))
             firsts = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
             found = self.dims[module] = int(False in firsts)
         return found
@@ -90,7 +90,7 @@ class ModuleEntry:
         dim = next((d for d in dims if d < x.dim() and x.shape[d] == sizes.total), None)
         if dim is None:
             return x
-        local = part(x, sizes, dim)
+        local = shard(x, sizes, dim)
         if x.requires_grad:
             return ShardedTensor(local, sizes, dim)
         # what is written into it is written into the script's tensor

@@ -19,7 +19,7 @@ NUMBER = re.compile(r"-?\d+")
 OTHERS = (torch.OutOfMemoryError, dist.DistError)  # of these, which have nothing to do with shapes
 
 
-def retell(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def reword(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole.
 
     They may differ by numbers alone. No rank can gather here, as another may have had no error: the

@@ -16,7 +16,7 @@ from torch.nn import Buffer, Parameter
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import FunctionalTensor
-from autoddp.view.redistribute import lend, part
+from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.sharded_tensor import ShardedTensor, wrap
 
@@ -42,7 +42,7 @@ class LocalRows:
         self.dim = dim
 
     def __call__(self, x: Tensor, sizes: ShardSizes) -> Any:
-        return part(x, sizes, self.dim)
+        return shard(x, sizes, self.dim)
 
 
 class Const:
@@ -162,7 +162,7 @@ class LocalCall:
         for i in self.lends:
             x = given[i]
             if not x.is_leaf:  # one that needs no gradient is a leaf, too
-                given[i] = lend(x, self.sizes.view.group)
+                given[i] = with_mean_gradient(x, self.sizes.view.group)
         for i, value in self.constants:
             given[i] = value
         if self.more or self.names:
@@ -243,7 +243,7 @@ def _span(x: Tensor) -> int:
 
 def _local(x: Any, sizes: ShardSizes) -> Any:
     """Take a sharded tensor's local part, and a replicated tensor as it is."""
-    return x.local if type(x) is ShardedTensor else lend(x, sizes.view.group)
+    return x.local if type(x) is ShardedTensor else with_mean_gradient(x, sizes.view.group)
 
 
 def _step(x: Any) -> Any:

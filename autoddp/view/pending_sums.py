@@ -60,10 +60,10 @@ class PendingSums:
         part = Part(local.detach(), count)
         self.parts.append(part)
         if len(self.parts) >= MOST:
-            self.settle()
+            self.reduce()
         return part
 
-    def settle(self) -> None:
+    def reduce(self) -> None:
         """Sum all parts over the ranks, in one all-reduce for each device."""
         parts, self.parts = self.parts, []
         by_device: dict[torch.device, list[Part]] = {}

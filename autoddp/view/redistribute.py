@@ -44,11 +44,11 @@ def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
     return list(json.loads(found)[0])
 
 
-def all_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
+def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     """Gather every rank's rows along `dim` into the whole batch, laid out as in one process."""
     if sizes.blocks > 1:
         apart = local.unflatten(dim, (sizes.blocks, sizes.local // sizes.blocks))
-        return all_rows(apart, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
+        return all_gather_rows(apart, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
     order = agreed_order(local, sizes)
     x = local.movedim(dim, 0)
     if not sizes.even:
@@ -73,7 +73,7 @@ class Gather(Boundary):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
         ctx.sizes, ctx.dim = sizes, dim
-        return all_rows(rows.detach(), sizes, dim)
+        return all_gather_rows(rows.detach(), sizes, dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -115,9 +115,9 @@ class SumOverRanks(Boundary):
     """The boundary from this rank's part of a sum, inside, to the sum, outside."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
+    def forward(ctx: Any, term: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
         ctx.group = group
-        return group.all_reduce(part.detach().clone()) if total is None else total.clone()
+        return group.all_reduce(term.detach().clone()) if total is None else total.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -185,7 +185,7 @@ class Renamed(Function):
         return grads[0]
 
 
-def lend(x: Any, group: Any) -> Any:
+def with_mean_gradient(x: Any, group: Any) -> Any:
     """Return `x`, if it is a whole tensor, ready to meet rows.
 
     A leaf needs nothing: its gradient is averaged anyway. Neither does what is computed from leaves
@@ -211,7 +211,7 @@ def _from_leaves_alone(node: Any) -> bool:
     return True
 
 
-def part(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
+def shard(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     """LocalRows this rank's rows along `dim` out of a whole tensor."""
     if x.requires_grad and torch.is_grad_enabled():
         return Scatter.apply(x, sizes, dim)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from autoddp.torch_internals import outside_transforms, transform
 from autoddp.view.aliases import RAW, AliasGroup, as_made, same, shows, take, version
 from autoddp.view.pending_sums import Part
-from autoddp.view.redistribute import Gather, SumOverRanks, named, node_of, part
+from autoddp.view.redistribute import Gather, SumOverRanks, named, node_of, shard
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
@@ -165,7 +165,7 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
             return
         self._versions = (self._versions[0], version(whole))
         source = whole.detach() if unseen else whole
-        mine = part(source, self.sizes, self.shard_dim)
+        mine = shard(source, self.sizes, self.shard_dim)
         if not unseen or not same(mine, self._local):
             take(self._local, mine)
         self._versions = (version(self._local), version(whole))
@@ -182,7 +182,7 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         if shared is not None and shared.exported:
             shared.refresh()
 
-    def settle(self, out: Any, func: Any, unseen: bool = False) -> None:
+    def sync_after(self, out: Any, func: Any, unseen: bool = False) -> None:
         """Take over what `func`, given the whole, wrote there; note if `out` shows its memory."""
         self.take_over(unseen)
         self.export(out, func)
@@ -256,7 +256,7 @@ class Partial(DistributedTensor, metaclass=Like):
         if value is not None and (value.requires_grad or not needs or not self.unread):
             return value
         if self._part.total is None:
-            self.owner.pending.settle()
+            self.owner.pending.reduce()
         total = self._part.total
         assert total is not None
         local = self.local.to(self.declared)

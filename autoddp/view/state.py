@@ -46,7 +46,7 @@ class View:
         self.work = Work(group)
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
-        self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
+        self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
         self.tracing = False
         self.streams: dict[torch.device, Tensor] = {}
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}

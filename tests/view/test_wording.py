@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autoddp.view.error_messages import retell
+from autoddp.view.error_messages import reword
 
 
 def raising(error):
@@ -31,12 +31,12 @@ def raising(error):
 def test_words_that_differ_by_numbers_alone_are_taken(error, told, words):
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    retell(error, raising(told), (), {})
+    reword(error, raising(told), (), {})
     assert str(error) == words
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_call_that_raises_nothing_tells_nothing():
     error = RuntimeError("5 rows")
-    retell(error, lambda: None, (), {})
+    reword(error, lambda: None, (), {})
     assert str(error) == "5 rows"

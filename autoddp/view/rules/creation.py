@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autoddp.view.draws import FILL, LIKE, DrawingCall
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import part
+from autoddp.view.redistribute import shard
 from autoddp.view.rules.operands import any_sharded, arguments
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import computed, rule
@@ -77,5 +77,5 @@ def of_probabilities(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "multinomial" and (me.dim() < 2 or me.shard_dim):
         return NotImplemented  # one distribution goes along the batch
     me.spec.view.gathered(func.__name__, me.numel() * me.dtype.itemsize)
-    mine = part(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
+    mine = shard(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
     return ShardedTensor(mine if mine.requires_grad else mine.clone(), me.sizes, me.shard_dim)

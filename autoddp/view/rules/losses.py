@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
-from autoddp.view.redistribute import SumOverRanks, named, node_of, part
+from autoddp.view.redistribute import SumOverRanks, named, node_of, shard
 from autoddp.view.rules.operands import UNCLEAR, arguments, local_operand, whole_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import computed
@@ -96,7 +96,7 @@ def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any]
         if isinstance(x, Tensor):
             if x.shape not in shapes or (is_sharded(x) and x.placement != me.placement):
                 return None
-            mine[key] = x.local if is_sharded(x) else part(full(x), me.sizes, 0)
+            mine[key] = x.local if is_sharded(x) else shard(full(x), me.sizes, 0)
     return mine
 
 
@@ -134,7 +134,7 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_sharded(target):
         if mine.dim() <= dim or mine.shape[dim] != me.sizes.total:
             return NotImplemented
-        mine = part(mine, me.sizes, dim)
+        mine = shard(mine, me.sizes, dim)
     given = {k: whole_operand(v, me.sizes) for k, v in given.items()}
     if UNCLEAR in [v for v in given.values() if not isinstance(v, Tensor)]:
         return NotImplemented

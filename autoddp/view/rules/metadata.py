@@ -10,7 +10,7 @@ from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import AliasGroup
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import Renamed, named, node_of, part
+from autoddp.view.redistribute import Renamed, named, node_of, shard
 from autoddp.view.rules.operands import related
 from autoddp.view.rules.partial import copies, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
@@ -210,7 +210,7 @@ def _alike(me: ShardedTensor, value: Any) -> Tensor:
         )
     if is_sharded(value) and value.placement == me.placement:
         return value.local
-    return part(full(value).detach(), me.sizes, me.shard_dim)
+    return shard(full(value).detach(), me.sizes, me.shard_dim)
 
 
 @computed("register_hook")

@@ -12,7 +12,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.local_call import LocalRows
-from autoddp.view.redistribute import lend, part
+from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, full, is_sharded
 
@@ -102,8 +102,8 @@ def local_operand(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
     if is_sharded(found):
         return found.local
     if type(found) is LocalRows:
-        return part(x, sizes, found.dim)
-    return lend(found, sizes.view.group) if isinstance(found, Tensor) else found
+        return shard(x, sizes, found.dim)
+    return with_mean_gradient(found, sizes.view.group) if isinstance(found, Tensor) else found
 
 
 def whole_operand(x: Any, sizes: ShardSizes) -> Any:
@@ -111,7 +111,7 @@ def whole_operand(x: Any, sizes: ShardSizes) -> Any:
     if is_sharded(x):
         return UNCLEAR
     x = full(x)
-    return lend(x, sizes.view.group) if isinstance(x, Tensor) else x
+    return with_mean_gradient(x, sizes.view.group) if isinstance(x, Tensor) else x
 
 
 def any_sharded(values: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from autoddp.view.redistribute import lend
+from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import Partial
 from autoddp.view.table import in_place
 
@@ -48,7 +48,7 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif op == "neg":
         out = _like(x, None, -x.local)
     else:
-        factor = lend(y, x.owner.group)
+        factor = with_mean_gradient(y, x.owner.group)
         out = _like(x, y, x.local * factor if op == "mul" else x.local / factor)
     return _into(args[0], out) if in_place(func) else out
 
