@@ -126,7 +126,7 @@ class Modules(WholeCalls):
                 held = [x for x in found if type(x) is ShardedTensor]
                 size = sum(x.numel() * x.dtype.itemsize for x in held)
                 self.view.gathered(f"{cls.__name__}.apply", size)
-            return call_on_whole(run, found, {}, unseen=True) if found else run()
+            return call_on_whole(run, found, {}, untracked=True) if found else run()
 
         return classmethod(apply)
 

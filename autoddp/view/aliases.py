@@ -35,38 +35,38 @@ class ExportedBuffer:
     def __init__(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int) -> None:
         self.whole, self.rows, self.sizes, self.shard_dim = whole.detach(), rows.detach(), sizes, at
         self.raw = whole.is_inference()
-        self.seen = version(whole)
+        self.version_seen = version(whole)
         # rows that are a view of the whole need nothing to be copied for this rank
         self.is_view = memory_of(whole) == memory_of(rows)
-        self.kept: Tensor | None = (
+        self.before: Tensor | None = (
             None  # the whole as it was, where several of a family are exported
         )
 
-    def take_over(self) -> None:
+    def sync_rows(self) -> None:
         """Bring the rows up to date; what is written through raw memory counts no version."""
-        unwritten = version(self.whole) == self.seen
+        unwritten = version(self.whole) == self.version_seen
         if self.is_view or (unwritten and not self.raw):
             return
         mine = shard(self.whole, self.sizes, self.shard_dim)
-        if unwritten and same(mine, self.rows):
+        if unwritten and equal_values(mine, self.rows):
             return
-        self.seen = version(self.whole)
-        with torch.no_grad(), as_made(self.rows):
+        self.version_seen = version(self.whole)
+        with torch.no_grad(), inference_mode_of(self.rows):
             self.rows.copy_(mine)
 
-    def keep(self) -> None:
+    def snapshot(self) -> None:
         """Keep a copy of the whole: all ranks tell a later write alike by it, not by rows."""
-        self.kept = self.whole.clone()
+        self.before = self.whole.clone()
 
     def written(self) -> bool:
         """Return whether somebody wrote into the whole since `keep`; all ranks agree on that."""
-        return self.kept is not None and not same(self.whole, self.kept)
+        return self.before is not None and not equal_values(self.whole, self.before)
 
-    def give(self) -> None:
+    def merge(self) -> None:
         """Bring what was written, and nothing else, to the rows, where others may be newer."""
-        assert self.kept is not None
-        new, old = (shard(x, self.sizes, self.shard_dim) for x in (self.whole, self.kept))
-        with torch.no_grad(), as_made(self.rows):
+        assert self.before is not None
+        new, old = (shard(x, self.sizes, self.shard_dim) for x in (self.whole, self.before))
+        with torch.no_grad(), inference_mode_of(self.rows):
             self.rows.copy_(
                 torch.where((new == old) | ((new != new) & (old != old)), self.rows, new)
             )
@@ -76,12 +76,12 @@ class ExportedBuffer:
 
         Where the rows are a view of it the write has been counted, and may be so only once.
         """
-        with torch.no_grad(), as_made(self.whole):
+        with torch.no_grad(), inference_mode_of(self.whole):
             whole = self.whole.data if self.is_view else self.whole
             whole.copy_(all_gather_rows(self.rows, self.sizes, self.shard_dim))
-        self.seen = version(self.whole)
-        if self.kept is not None:
-            self.keep()
+        self.version_seen = version(self.whole)
+        if self.before is not None:
+            self.snapshot()
 
 
 class AliasGroup:
@@ -95,32 +95,32 @@ class AliasGroup:
         apart: Whether a member is another's `.data`, which counts its writes by itself.
     """
 
-    __slots__ = ("apart", "exported", "gathered")
+    __slots__ = ("exported", "gathered", "separate_versions")
 
     def __init__(self) -> None:
         self.gathered: list[weakref.ref[ShardedTensor]] = []
         # kept as long as a member lives: ranks must agree on them
         self.exported: dict[Any, ExportedBuffer] = {}
-        self.apart = False
+        self.separate_versions = False
 
-    def take_over(self) -> None:
+    def sync_rows(self) -> None:
         """Bring the rows up to date with what was written into a gathered whole."""
         for reference in self.gathered:
             rows = reference()
             if rows is not None:
-                rows.take_over()
+                rows.sync_rows()
         if len(self.exported) == 1:
-            next(iter(self.exported.values())).take_over()
+            next(iter(self.exported.values())).sync_rows()
             return
         written = [exported for exported in self.exported.values() if exported.written()]
         for exported in written:
-            exported.give()
+            exported.merge()
         if written:
             self.refresh()  # several may hold the same elements
 
     def export(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int, raw: bool) -> None:
         """Note that the script holds memory of `whole`; with `raw`, torch sees no writes there."""
-        key = place(rows)
+        key = region_of(rows)
         if raw and whole.device.type != "cpu":
             sizes.view.report.say_once("raw memory", users_line(), COMPARED)
         if key not in self.exported:
@@ -128,8 +128,8 @@ class AliasGroup:
         self.exported[key].raw |= raw
         if len(self.exported) > 1:
             for exported in self.exported.values():
-                if exported.kept is None:
-                    exported.keep()
+                if exported.before is None:
+                    exported.snapshot()
 
     @property
     def raw(self) -> bool:
@@ -139,9 +139,9 @@ class AliasGroup:
         """
         return any(exported.raw for exported in self.exported.values())
 
-    def borrowed(self, rows: Tensor) -> Tensor | None:
+    def exported_whole(self, rows: Tensor) -> Tensor | None:
         """Return the whole of these rows that the script holds already, as it has one memory."""
-        exported = self.exported.get(place(rows))
+        exported = self.exported.get(region_of(rows))
         return None if exported is None else exported.whole
 
     def refresh(self) -> None:
@@ -154,24 +154,26 @@ class AliasGroup:
                 rows.note_refresh()
 
 
-def place(rows: Tensor) -> Any:
+def region_of(rows: Tensor) -> Any:
     """Return what part of the memory of the family these rows are."""
     return rows.data_ptr(), rows.dtype, tuple(rows.shape), rows.stride()
 
 
-def shows(out: Any, whole: Tensor, name: str) -> bool:
+def exposes_memory(out: Any, whole: Tensor, name: str) -> bool:
     """Return whether `out`, returned by a function, lets the script see the memory of `whole`."""
     if name == "__reduce_ex__":
         return True  # copy.copy() and a queue to another process make tensors of the same memory
     if isinstance(out, (list, tuple)):
-        return any(shows(o, whole, name) for o in out[:1])  # the parts of a batch are all alike
+        return any(
+            exposes_memory(o, whole, name) for o in out[:1]
+        )  # the parts of a batch are all alike
     if isinstance(out, Tensor) and out.layout is torch.strided:
         return memory_of(out) == memory_of(whole)
     return not isinstance(out, Tensor) and name in RAW
 
 
 @contextmanager
-def as_made(x: Tensor) -> Iterator[None]:
+def inference_mode_of(x: Tensor) -> Iterator[None]:
     """Run under inference_mode() in here if `x` was made there, else outside."""
     if x.is_inference() == torch.is_inference_mode_enabled():
         yield
@@ -191,12 +193,12 @@ def memory_of(x: Tensor) -> int | None:
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
-def take(rows: Tensor, new: Tensor) -> None:
+def overwrite(rows: Tensor, new: Tensor) -> None:
     """Write into rows what was written elsewhere; no leaf takes that with a graph."""
     if rows.data_ptr() == new.data_ptr() and rows.stride() == new.stride():
         return
     leaf = rows.requires_grad and rows.is_leaf
-    with as_made(rows), torch.no_grad() if leaf else nullcontext():
+    with inference_mode_of(rows), torch.no_grad() if leaf else nullcontext():
         rows.copy_(new)
 
 
@@ -208,7 +210,7 @@ def version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def equal_values(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors hold the same values; NaN is equal to NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 

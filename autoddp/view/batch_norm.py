@@ -36,7 +36,7 @@ def has_kernels(device: str) -> bool:
     return all(torch_internals.has_kernel(name, device) for name in KERNELS)
 
 
-def normalized(
+def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalize this rank's rows by the statistics of all rows, which `running` follows.
@@ -46,7 +46,7 @@ def normalized(
     """
     if has_kernels(x.device.type):
         x = dense(x)
-        counts, means, invstds = _of_all(aten.batch_norm_stats(x, eps), x, group)
+        counts, means, invstds = _gather_stats(aten.batch_norm_stats(x, eps), x, group)
         mean, invstd = aten.batch_norm_gather_stats_with_counts(
             x,
             means,
@@ -56,18 +56,18 @@ def normalized(
             counts if running[0] is None else counts.to(running[0].dtype),
         )
         return aten.batch_norm_elemt(x, weight, bias, mean, invstd, eps), mean, invstd, counts
-    counts, means, invstds = _of_all(stats_of(x, eps), x, group)
+    counts, means, invstds = _gather_stats(stats_of(x, eps), x, group)
     count = counts.sum()
     share = (counts / count).unsqueeze(1)
     mean = (share * means).sum(0)
     var = (share * (invstds.pow(-2) - eps + (means - mean).square())).sum(0)
-    follow(running, mean, var, count)
-    weight, bias = _as_stats(weight, mean), _as_stats(bias, mean)
+    update_running_stats(running, mean, var, count)
+    weight, bias = _cast(weight, mean), _cast(bias, mean)
     out = aten.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
     return out, mean, torch.rsqrt(var + eps), counts
 
 
-def derived(
+def gradients(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -79,9 +79,9 @@ def derived(
     mean, invstd, counts = stats
     own_kernels = has_kernels(x.device.type)
     x = dense(x) if own_kernels else x
-    g = laid_out_as(x.stride(), g)
+    g = with_strides(x.stride(), g)
     if own_kernels:
-        weight = _as_stats(weight, mean)
+        weight = _cast(weight, mean)
         sum_g, sum_gx, of_weight, of_bias = aten.batch_norm_backward_reduce(
             g, x, mean, invstd, weight, True, True, True
         )
@@ -92,7 +92,7 @@ def derived(
             g, x, mean, invstd, weight, *sums, counts.to(torch.int32)
         )
         return of_x, of_weight, of_bias
-    var, weight = invstd.pow(-2), _as_stats(weight, mean)  # eps is in it
+    var, weight = invstd.pow(-2), _cast(weight, mean)  # eps is in it
     _, of_weight, of_bias = aten.native_batch_norm_backward(
         g, x, weight, mean, var, None, None, False, 0.0, [False, True, True]
     )
@@ -103,10 +103,10 @@ def derived(
     of_x = aten.native_batch_norm(x, *(sums * (scale / -counts.sum())), mean, var, False, 0.0, 0.0)[
         0
     ]
-    return of_x.addcmul_(g, _beside(scale, x)), of_weight, of_bias
+    return of_x.addcmul_(g, _per_channel(scale, x)), of_weight, of_bias
 
 
-def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
+def update_running_stats(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
     """Move the running statistics of the module towards these.
 
     As of torch's own kernels, that is no write for autograd: a graph of theirs, which has saved the
@@ -119,7 +119,9 @@ def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
             running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
 
 
-def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _gather_stats(
+    stats: tuple[Tensor, Tensor], x: Tensor, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gather all ranks' counts, means, and ones over standard deviations."""
     channels = x.shape[1]
     mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
@@ -127,11 +129,11 @@ def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor
     return counts.flatten().clone(), means, invstds  # a view would keep all three
 
 
-def _as_stats(x: Tensor | None, stats: Tensor) -> Tensor | None:
+def _cast(x: Tensor | None, stats: Tensor) -> Tensor | None:
     return None if x is None else x.to(stats.dtype)
 
 
-def _beside(x: Tensor, rows: Tensor) -> Tensor:
+def _per_channel(x: Tensor, rows: Tensor) -> Tensor:
     return x.view([1, -1] + [1] * (rows.dim() - 2))
 
 
@@ -148,7 +150,7 @@ class Normalize(Boundary):
         eps: float,
         group: Any,
     ) -> Tensor:
-        out, *stats = normalized(x, weight, bias, running, eps, group)
+        out, *stats = normalize(x, weight, bias, running, eps, group)
         ctx.save_for_backward(x, weight, *stats)
         ctx.eps, ctx.group = eps, group
         return out
@@ -158,15 +160,15 @@ class Normalize(Boundary):
         x, weight, *stats = ctx.saved_tensors
         found: tuple[Tensor | None, Tensor, Tensor]
         if torch.is_grad_enabled():  # a second derivative will follow
-            found = _derived_again(grads[0], x, weight, ctx.eps, ctx.group)
+            found = _differentiable_gradients(grads[0], x, weight, ctx.eps, ctx.group)
         else:
             needs_x = ctx.needs_input_grad[0]
-            found = derived(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
+            found = gradients(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
         wanted = zip(found, ctx.needs_input_grad[:3], strict=True)
         return *(g if needed else None for g, needed in wanted), None, None, None
 
 
-def _derived_again(
+def _differentiable_gradients(
     g: Tensor, x: Tensor, weight: Tensor | None, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute what `derived` does, by operators that are differentiable themselves."""
@@ -174,14 +176,14 @@ def _derived_again(
     x, g = x.to(wide), g.to(wide)
     over = [d for d in range(x.dim()) if d != 1]
     count = SumWithin.apply(x.new_full((1,), x.numel() // x.shape[1]), group)
-    d = x - _beside(SumWithin.apply(x.sum(over), group) / count, x)
+    d = x - _per_channel(SumWithin.apply(x.sum(over), group) / count, x)
     invstd = torch.rsqrt(SumWithin.apply((d * d).sum(over), group) / count + eps)
-    scaled = d * _beside(invstd, x)
+    scaled = d * _per_channel(invstd, x)
     of_bias, of_weight = g.sum(over), (g * scaled).sum(over)
     sum_g, sum_gx = SumWithin.apply(torch.stack([of_bias, of_weight]), group) / count
-    of_x = (g - _beside(sum_g, x) - scaled * _beside(sum_gx, x)) * _beside(invstd, x)
+    of_x = (g - _per_channel(sum_g, x) - scaled * _per_channel(sum_gx, x)) * _per_channel(invstd, x)
     if weight is not None:
-        of_x = of_x * _beside(weight.to(wide), x)
+        of_x = of_x * _per_channel(weight.to(wide), x)
     return of_x.to(dtype), of_weight, of_bias
 
 
@@ -202,7 +204,7 @@ def dense(x: Tensor) -> Tensor:
     return x if any(x.is_contiguous(memory_format=kind) for kind in last) else x.contiguous()
 
 
-def laid_out_as(strides: tuple[int, ...], g: Tensor) -> Tensor:
+def with_strides(strides: tuple[int, ...], g: Tensor) -> Tensor:
     """Return `g` in the memory layout of the input.
 
     Of one row that lies otherwise torch's kernel for CPUs (2.6 to 2.14) computes other numbers.
@@ -215,5 +217,5 @@ def laid_out_as(strides: tuple[int, ...], g: Tensor) -> Tensor:
 def keep_layout(x: Tensor, out: Tensor) -> Tensor:
     """Return `out`, to which torch has normalized `x`; its gradient will come as `x` lies."""
     if len(x) == 1 and out.requires_grad:
-        out.register_hook(partial(laid_out_as, x.stride()))
+        out.register_hook(partial(with_strides, x.stride()))
     return out

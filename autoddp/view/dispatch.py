@@ -20,7 +20,7 @@ from autoddp.torch_internals import (
 )
 from autoddp.view.aliases import is_shape
 from autoddp.view.error_messages import WRONG, reword
-from autoddp.view.local_call import ONCE, LocalCall, schema_of
+from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import (
     DistributedTensor,
@@ -30,10 +30,10 @@ from autoddp.view.sharded_tensor import (
     leaves_in,
 )
 from autoddp.view.state import View
-from autoddp.view.table import GRAPH, in_place, is_mutable, refused, replaced, rule_for
+from autoddp.view.table import GRAPH, in_place, is_mutable, original_of, refusal, rule_for
 from autoddp.view.work import SHARDED, WHOLE
 
-MOST = 16384  # decisions that are kept
+MAX_DECISIONS = 16384  # decisions that are kept
 FUNCTION = int(Code.FUNCTION)  # a member of an enumeration is found more slowly
 GATHER = object()  # the decision to gather
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
@@ -43,12 +43,12 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     """Answer as `__torch_function__`: by a decision that was made before, if there is one."""
     key = schema_of(func, args, kwargs)
     if key is None:
-        return answer(func, args, kwargs or {})
+        return compute(func, args, kwargs or {})
     spec = key[1] if len(key) > 1 else None
     if type(spec) is not Spec:
         spec = next((x for x in key if type(x) is Spec), None)
         if spec is None:
-            return answer(func, args, kwargs or {})
+            return compute(func, args, kwargs or {})
     view: View = spec.view
     decision, context = view.decisions.get(key), view.context
     if (
@@ -60,7 +60,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
         or (dispatch_depth() and not view.tracing)
         or (current_node() is not None and in_function())
     ):
-        return answer(func, args, kwargs or {}, key)
+        return compute(func, args, kwargs or {}, key)
     if decision is GATHER:
         return _refreshed(func, args, fall_back(func, args, kwargs or {}))
     if view.work.kind is WHOLE:
@@ -72,15 +72,15 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
         raise
 
 
-def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any:
+def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any:
     """Compute by rule, or on the whole, as always under a transform of torch.func.
 
     A mode of the script's (`FlopCounterMode`) sees operators, which are to be those of the batch.
     """
     me = first_of(args, kwargs)
     view: View = me.owner
-    seen = dispatch_depth() and not view.tracing and func not in GRAPH
-    whole = transform() or _apart(view, me) or in_function() or seen
+    observed = dispatch_depth() and not view.tracing and func not in GRAPH
+    whole = transform() or _rules_are_off(view, me) or in_function() or observed
     try:
         out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key)
     except WRONG as error:
@@ -100,7 +100,7 @@ def _refreshed(func: Any, args: Any, out: Any) -> Any:
     return out
 
 
-def _apart(view: View, me: Any) -> bool:
+def _rules_are_off(view: View, me: Any) -> bool:
     """Return whether a rule has no place: in the script's own autograd function, and in a thread.
 
     A batch with a graph has its gradient from this rank's rows, wherever it goes on.
@@ -116,37 +116,37 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
     Rules find what they work on at its place, and read torch's own names of arguments.
     """
     rule = rule_for(func)
-    if rule is None and (known := replaced(func)) is not None:
-        return answer(known, args, kwargs)
+    if rule is None and (known := original_of(func)) is not None:
+        return compute(known, args, kwargs)
     leaves = leaves_in(args, kwargs)
     # torch's name of a first argument, but for `where`
     if not args and "input" in kwargs and "condition" not in kwargs:
         kwargs, key = {**kwargs}, None
         args = (kwargs.pop("input"),)
-    if rule is None or not args or any(_whole(x, rule.kept) for x in leaves):
+    if rule is None or not args or any(_blocks_rule(x, rule.cached) for x in leaves):
         return NotImplemented
     if kwargs and any(name in NUMPY for name in kwargs):
         kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
     if any(type(x) is Partial for x in leaves) and any(type(x) is ShardedTensor for x in leaves):
-        args, kwargs = tree_map(_read, (args, kwargs), is_leaf=is_shape)
+        args, kwargs = tree_map(_reduced, (args, kwargs), is_leaf=is_shape)
     out = rule.decide(func, args, kwargs)
-    if key is not None and rule.kept and (out is NotImplemented or isinstance(out, LocalCall)):
-        if len(view.decisions) >= MOST:
+    if key is not None and rule.cached and (out is NotImplemented or isinstance(out, LocalCall)):
+        if len(view.decisions) >= MAX_DECISIONS:
             view.decisions.clear()
         view.decisions[key] = GATHER if out is NotImplemented else out
-    if out is ONCE:
+    if out is GATHER_ONCE:
         return NotImplemented
     if isinstance(out, LocalCall):
         return out.run(func, args, kwargs)
     return out if out is NotImplemented else _refreshed(func, args, out)
 
 
-def _read(x: Any) -> Any:
+def _reduced(x: Any) -> Any:
     """Return the value of a partial sum, which meets sharded tensors as a replicated one."""
     return x.full() if type(x) is Partial else x
 
 
-def _whole(x: Any, by_decision: bool) -> bool:
+def _blocks_rule(x: Any, by_decision: bool) -> bool:
     """Return whether `x` keeps a rule from answering: a class that does so itself sees the whole.
 
     So does a decision if a rank has no rows, of which torch refuses many a function.
@@ -171,7 +171,7 @@ def fall_back(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
+def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool = False) -> Any:
     """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
     leaves = [x for x in leaves_in(args, kwargs) if isinstance(x, (ShardedTensor, Partial))]
     wholes: dict[int, Tensor] = {}
@@ -183,13 +183,15 @@ def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = F
     for x in leaves:
         is_it = out is not None and out is (x._whole if isinstance(x, ShardedTensor) else x._value)
         if isinstance(x, ShardedTensor):
-            x.sync_after(out, func, unseen)
+            x.sync_after(out, func, untracked)
         if is_it:
             out = x  # an operation in place returns what it was called on
     return out
 
 
-def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def dispatch_below_autograd(
+    cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
     """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
     kwargs = kwargs or {}
     wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
@@ -202,10 +204,10 @@ def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
             "batch.clone().detach() if it needs no gradient, or run with --view local"
         )
     if type(args[0]) is ShardedTensor and torch.Tag.inplace_view in func.tags:
-        raise BadInput(refused(args[0].shape, func._schema.name.rpartition(":")[2]))
+        raise BadInput(refusal(args[0].shape, func._schema.name.rpartition(":")[2]))
     return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
 _answers: Any = DistributedTensor  # mypy knows these two only as torch declares them
 _answers.__torch_function__ = classmethod(dispatch)
-_answers.__torch_dispatch__ = classmethod(below)
+_answers.__torch_dispatch__ = classmethod(dispatch_below_autograd)

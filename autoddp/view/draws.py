@@ -17,13 +17,13 @@ from torch import Tensor
 from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode, parts_of
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import agreed_order, laid_out
+from autoddp.view.redistribute import agreed_order, empty_in_order
 from autoddp.view.shard_sizes import ShardSizes
 
 if TYPE_CHECKING:
     from autoddp.view.state import View
 
-MOST = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
+MAX_WHOLE_DRAW = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
 FILL = (
     *("uniform_", "normal_", "exponential_", "bernoulli_", "random_", "log_normal_"),
     *("geometric_", "cauchy_"),
@@ -67,17 +67,17 @@ class Draws(DispatchMode):
         known = dropout or name in LIKE or (name in FILL and not by_tensor)
         dim = self._batch_dim(args[0].shape) if known else None
         if dim is None:
-            return self._unknown(func, name, args, kwargs)
-        if self._own(args[0]):
+            return self._draw_inside_kernel(func, name, args, kwargs)
+        if self._draws_own_rows(args[0]):
             with own_stream(self.view, args[0].device):
                 return func(*args, **kwargs)
-        drawn = func(self._grow(args[0], dim), *args[1:], **kwargs)
+        drawn = func(self._empty_whole(args[0], dim), *args[1:], **kwargs)
         if name in FILL:
-            return args[0].copy_(self.sizes.take(drawn, dim))
+            return args[0].copy_(self.sizes.shard(drawn, dim))
         if name in LIKE:
-            return self.sizes.take(drawn, dim).contiguous()
+            return self.sizes.shard(drawn, dim).contiguous()
         # the values there do not matter: this kernel alone tells what is dropped where
-        mask = self.sizes.take(drawn[1], dim).contiguous()
+        mask = self.sizes.shard(drawn[1], dim).contiguous()
         return args[0] * mask / (1 - args[1]), mask
 
     def _batch_dim(self, shape: Any) -> int | None:
@@ -89,18 +89,18 @@ class Draws(DispatchMode):
         here = self.sizes.local
         return next((d for d in places if d < len(shape) and shape[d] == here), None)
 
-    def _grow(self, x: Tensor, dim: int) -> Tensor:
+    def _empty_whole(self, x: Tensor, dim: int) -> Tensor:
         """Return memory like that of `x`, for the whole batch."""
         shape = (*x.shape[:dim], self.sizes.total, *x.shape[dim + 1 :])
-        return laid_out(shape, agreed_order(x, self.sizes), x)
+        return empty_in_order(shape, agreed_order(x, self.sizes), x)
 
-    def _own(self, x: Tensor) -> bool:
+    def _draws_own_rows(self, x: Tensor) -> bool:
         view = self.view
         if view.draws == "whole":
             return False
         if view.draws == "own":
             return True
-        large = x.nbytes // max(self.sizes.local, 1) * self.sizes.total > MOST
+        large = x.nbytes // max(self.sizes.local, 1) * self.sizes.total > MAX_WHOLE_DRAW
         if large:
             view.report.doubt(
                 "draws",
@@ -110,7 +110,7 @@ class Draws(DispatchMode):
             )
         return large
 
-    def _unknown(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _draw_inside_kernel(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a kernel that draws inside, as attention with dropout on a GPU.
 
         Such draws are never the same on all ranks, so each rank draws its own rows.
@@ -121,7 +121,7 @@ class Draws(DispatchMode):
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
         if name in (*FILL, *LIKE) or not inputs or self._batch_dim(inputs[0].shape) is None:
             return NotImplemented
-        if not _dropping(func, args, kwargs):
+        if not _dropout_probability(func, args, kwargs):
             return NotImplemented
         self.view.report.doubt(
             "draws", "", f"{name} draws inside its kernel: each rank draws its own rows"
@@ -152,7 +152,7 @@ class DrawingCall(LocalCall):
             return super().run(func, args, kwargs)
 
 
-def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _dropout_probability(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return with what probability a kernel drops; one that does not say counts as 1."""
     schema = func._schema.arguments
     given = {a.name: a.default_value for a in schema if a.has_default_value()}

@@ -29,8 +29,8 @@ BY_VALUE = {
 REPLICATED = {Tensor, Parameter, Buffer, FunctionalTensor}  # the last in a compiler's trace
 LISTS = {tuple, list, torch.Size}
 # what stands in a schema for a value, or begins one of several parts
-TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, NAMED = (object() for _ in range(8))
-ONCE = object()  # an answer of a rule: gather, but ask again at the next such call
+TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, KEYWORDS = (object() for _ in range(8))
+GATHER_ONCE = object()  # an answer of a rule: gather, but ask again at the next such call
 
 
 class LocalRows:
@@ -77,7 +77,7 @@ def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
             else:
                 _add(key, x)
         if kwargs:
-            key.append(NAMED)  # else f(x, "dim", 1) and f(x, dim=1) would be one
+            key.append(KEYWORDS)  # else f(x, "dim", 1) and f(x, dim=1) would be one
             for name, x in kwargs.items():
                 key.append(name)
                 _add(key, x)
@@ -143,12 +143,14 @@ class LocalCall:
     ) -> None:
         self.out, self.aliases, self.in_place = out, aliases, in_place
         self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
-        self.lends = [i for i, x in enumerate(args) if type(x) in REPLICATED]
+        self.replicated = [i for i, x in enumerate(args) if type(x) in REPLICATED]
         self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
-        known = {*self.shards, *self.lends, *(i for i, _ in self.constants)}
+        known = {*self.shards, *self.replicated, *(i for i, _ in self.constants)}
         # lists and rows of replicated tensors: (place, what is to be done there)
-        self.more = [(i, s) for i, x in enumerate(args) if i not in known and (s := _step(x))]
-        self.names = [(name, s) for name, x in kwargs.items() if (s := _step(x))]
+        self.converted = [
+            (i, s) for i, x in enumerate(args) if i not in known and (s := _conversion(x))
+        ]
+        self.names = [(name, s) for name, x in kwargs.items() if (s := _conversion(x))]
         leaves = [args[self.shards[0]]] if self.shards else tree_leaves((args, kwargs))
         self.sizes: ShardSizes = next(x for x in leaves if type(x) is ShardedTensor).sizes
         self.specs: Any = None
@@ -159,14 +161,14 @@ class LocalCall:
         for i in self.shards:
             x = given[i]
             given[i] = x._local if x.aliases_if_any is None else x.local
-        for i in self.lends:
+        for i in self.replicated:
             x = given[i]
             if not x.is_leaf:  # one that needs no gradient is a leaf, too
                 given[i] = with_mean_gradient(x, self.sizes.view.group)
         for i, value in self.constants:
             given[i] = value
-        if self.more or self.names:
-            kwargs = self._steps(given, kwargs)
+        if self.converted or self.names:
+            kwargs = self._convert(given, kwargs)
         out = func(*given, **kwargs) if kwargs else func(*given)
         me: Any = args[self.shards[0]] if self.shards else None
         if self.in_place or (me is not None and out is me._local):
@@ -178,13 +180,13 @@ class LocalCall:
         if not self.aliases:
             return wrap(out, spec)
         if spec.dim == me.spec.dim == 0 and spec.sizes.local == 1 < spec.sizes.total:
-            out = outermost(me._local, out)
+            out = with_outermost_stride(me._local, out)
         return wrap(out, spec, me.aliases)
 
-    def _steps(self, given: list[Any], kwargs: Any) -> Any:
+    def _convert(self, given: list[Any], kwargs: Any) -> Any:
         """Take the steps that lists and replicated tensors need; return keyword arguments."""
         sizes = self.sizes
-        for i, step in self.more:
+        for i, step in self.converted:
             given[i] = step(given[i], sizes)
         if not self.names:
             return kwargs
@@ -222,7 +224,7 @@ def spec_of(out: Tensor, placement: Placement) -> Spec:
     return placement[1].spec(tuple(out.shape), placement[0])
 
 
-def outermost(before: Tensor, view: Tensor) -> Tensor:
+def with_outermost_stride(before: Tensor, view: Tensor) -> Tensor:
     """Return a view of one row that lies in memory as of several.
 
     torch gives the batch of one row any stride, and where that is no longer the largest, kernels
@@ -246,14 +248,14 @@ def _local(x: Any, sizes: ShardSizes) -> Any:
     return x.local if type(x) is ShardedTensor else with_mean_gradient(x, sizes.view.group)
 
 
-def _step(x: Any) -> Any:
+def _conversion(x: Any) -> Any:
     """Return what a local call does with an argument of a rule's; None to leave it."""
     kind = type(x)
     if kind is LocalRows or kind is Const:
         return x
     if kind is ShardedTensor or kind in REPLICATED:
         return _local
-    steps = [_step(item) for item in x] if kind in LISTS else []
+    steps = [_conversion(item) for item in x] if kind in LISTS else []
     if not any(steps):
         return None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
-MOST = 1024  # unread sums that are kept; then all are settled
+MAX_PENDING = 1024  # unread sums that are kept; then all are settled
 
 
 class Part:
@@ -59,7 +59,7 @@ class PendingSums:
         """
         part = Part(local.detach(), count)
         self.parts.append(part)
-        if len(self.parts) >= MOST:
+        if len(self.parts) >= MAX_PENDING:
             self.reduce()
         return part
 

@@ -24,7 +24,7 @@ def order_of(x: Tensor) -> list[int]:
     return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
 
 
-def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
+def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
     """Return an uninitialised tensor like `like` whose dimensions lie in memory in `order`.
 
     `view` works on it, and generators fill it, as on the tensor of one process.
@@ -60,7 +60,7 @@ def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     whole = (got.flatten(0, 1) if sizes.even else torch.cat(parts)).movedim(0, dim)
     if order == [dim, *(k for k in range(local.dim()) if k != dim)]:
         return whole.data  # no view: a view that is made here refuses to be written into
-    return laid_out(tuple(whole.shape), order, local).copy_(whole)
+    return empty_in_order(tuple(whole.shape), order, local).copy_(whole)
 
 
 class Boundary(Function):
@@ -81,7 +81,7 @@ class Gather(Boundary):
         size = ctx.sizes.view.group.size
         if torch.is_grad_enabled() and g.requires_grad:  # a second derivative will follow
             return Scatter.apply(g, ctx.sizes, ctx.dim) * size, None, None
-        return ctx.sizes.take(g, ctx.dim) * size, None, None
+        return ctx.sizes.shard(g, ctx.dim) * size, None, None
 
 
 class Scatter(Boundary):
@@ -90,7 +90,7 @@ class Scatter(Boundary):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
         ctx.sizes, ctx.dim = sizes, dim
-        return sizes.take(whole, dim).clone()
+        return sizes.shard(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -154,7 +154,7 @@ class Mean(Boundary):
 NEARBY = 24  # nodes of a graph that are searched for boundaries; a larger one may have some
 
 
-def node_of(x: Tensor) -> str:
+def node_name(x: Tensor) -> str:
     """Return the name that the script reads for the kind of `x.grad_fn`, empty without a graph."""
     node = x.grad_fn
     if node is None:
@@ -164,7 +164,7 @@ def node_of(x: Tensor) -> str:
 
 
 @cache
-def named(kind: Any, node: str) -> Any:
+def with_node_name(kind: Any, node: str) -> Any:
     """Return `kind` with its graph node named `node`, as one process has it: `NllLossBackward0`."""
     if not node:
         return kind
@@ -215,4 +215,4 @@ def shard(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     """LocalRows this rank's rows along `dim` out of a whole tensor."""
     if x.requires_grad and torch.is_grad_enabled():
         return Scatter.apply(x, sizes, dim)
-    return sizes.take(x, dim)
+    return sizes.shard(x, dim)

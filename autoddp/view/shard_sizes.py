@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autoddp.view.state import View
 
 
-MOST = 4096  # specs that are kept for each tuple of sizes
+MAX_SPECS = 4096  # specs that are kept for each tuple of sizes
 
 
 class ShardSizes:
@@ -71,7 +71,7 @@ class ShardSizes:
         """Return the sizes of one block."""
         return self.view.shard_sizes(self.per_rank)
 
-    def take(self, whole: Tensor, dim: int) -> Tensor:
+    def shard(self, whole: Tensor, dim: int) -> Tensor:
         """Take this rank's rows of a whole tensor: a view of it, but for several blocks."""
         if self.blocks == 1:
             return whole.narrow(dim, self.offset, self.local)
@@ -83,7 +83,7 @@ class ShardSizes:
         key = (dim, *local_shape)
         found = self.specs.get(key)
         if found is None:
-            if len(self.specs) >= MOST:
+            if len(self.specs) >= MAX_SPECS:
                 self.specs.clear()  # what is kept of an old one is only found again more slowly
             found = self.specs[key] = Spec(self, local_shape, dim)
         return found
@@ -130,5 +130,5 @@ class Spec:
 @lru_cache(64)
 def even_sizes(total: int, ranks: int) -> tuple[int, ...]:
     """Divide `total` rows among `ranks` into contiguous sizes that differ by one at most."""
-    each, more = divmod(total, ranks)
-    return tuple(each + (rank < more) for rank in range(ranks))
+    each, extra = divmod(total, ranks)
+    return tuple(each + (rank < extra) for rank in range(ranks))

@@ -11,9 +11,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import outside_transforms, transform
-from autoddp.view.aliases import RAW, AliasGroup, as_made, same, shows, take, version
+from autoddp.view.aliases import (
+    RAW,
+    AliasGroup,
+    equal_values,
+    exposes_memory,
+    inference_mode_of,
+    overwrite,
+    version,
+)
 from autoddp.view.pending_sums import Part
-from autoddp.view.redistribute import Gather, SumOverRanks, named, node_of, shard
+from autoddp.view.redistribute import Gather, SumOverRanks, node_name, shard, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
@@ -22,7 +30,7 @@ PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
 
-class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
+class TensorType(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
     """A metaclass: to a script its types are torch.Tensor by name and `==`; by `is` none can be."""
 
     def __eq__(cls, other: object) -> bool:
@@ -31,7 +39,7 @@ class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it
     __hash__ = type.__hash__  # registries of types (copyreg, pytree) still tell it from a Tensor
 
 
-class DistributedTensor(Tensor, metaclass=Like):
+class DistributedTensor(Tensor, metaclass=TensorType):
     """A tensor to the script, which ranks hold in parts; `dispatch.py` answers its functions."""
 
     @property  # type: ignore[misc]
@@ -42,7 +50,7 @@ class DistributedTensor(Tensor, metaclass=Like):
         """Leave what `__new__` has made."""
 
 
-class ShardedTensor(DistributedTensor, metaclass=Like):
+class ShardedTensor(DistributedTensor, metaclass=TensorType):
     """A whole batch to the script; on this rank `local`, its rows along dimension `shard_dim`.
 
     A function without a rule gathers, and is computed on the whole by every rank.
@@ -128,7 +136,7 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         """Return this rank's rows, up to date."""
         shared = self.aliases_if_any
         if shared is not None and (shared.gathered or shared.exported):
-            shared.take_over()
+            shared.sync_rows()
         return self._local
 
     def full(self) -> Tensor:
@@ -140,39 +148,41 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         if (
             whole is not None
             and self._versions[0] == version(local)
-            and not shared.apart
+            and not shared.separate_versions
             and (whole.requires_grad or not needs)
         ):
             return whole
-        borrowed = shared.borrowed(local) if shared.exported and not needs else None
-        with outside_transforms() if transform() else nullcontext(), as_made(local):
-            gather = named(Gather, node_of(local)) if needs else Gather
+        exported_whole = shared.exported_whole(local) if shared.exported and not needs else None
+        with outside_transforms() if transform() else nullcontext(), inference_mode_of(local):
+            gather = with_node_name(Gather, node_name(local)) if needs else Gather
             whole = (
-                gather.apply(local, self.sizes, self.shard_dim) if borrowed is None else borrowed
+                gather.apply(local, self.sizes, self.shard_dim)
+                if exported_whole is None
+                else exported_whole
             )
         if self._whole is None and not whole.is_inference():
             shared.gathered.append(weakref.ref(self))
         self._whole, self._versions = whole, (version(local), version(whole))
         return whole
 
-    def take_over(self, unseen: bool = False) -> None:
+    def sync_rows(self, untracked: bool = False) -> None:
         """Write this rank's part of the gathered whole into the rows, if somebody wrote there."""
         whole = self._whole
         if whole is None:
             return
-        unseen |= whole.is_inference()
-        if not unseen and whole._version == self._versions[1]:
+        untracked |= whole.is_inference()
+        if not untracked and whole._version == self._versions[1]:
             return
         self._versions = (self._versions[0], version(whole))
-        source = whole.detach() if unseen else whole
+        source = whole.detach() if untracked else whole
         mine = shard(source, self.sizes, self.shard_dim)
-        if not unseen or not same(mine, self._local):
-            take(self._local, mine)
+        if not untracked or not equal_values(mine, self._local):
+            overwrite(self._local, mine)
         self._versions = (version(self._local), version(whole))
 
     def note_refresh(self) -> None:
         """Note that what was gathered and exported has been refreshed, which is no new write."""
-        whole, exported = self._whole, self.aliases.borrowed(self._local)
+        whole, exported = self._whole, self.aliases.exported_whole(self._local)
         if whole is not None and exported is not None and whole.data_ptr() == exported.data_ptr():
             self._versions = (version(self._local), version(whole))
 
@@ -182,9 +192,9 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         if shared is not None and shared.exported:
             shared.refresh()
 
-    def sync_after(self, out: Any, func: Any, unseen: bool = False) -> None:
+    def sync_after(self, out: Any, func: Any, untracked: bool = False) -> None:
         """Take over what `func`, given the whole, wrote there; note if `out` shows its memory."""
-        self.take_over(unseen)
+        self.sync_rows(untracked)
         self.export(out, func)
         if self._whole is not None and self._whole.is_inference():
             self._whole = None  # it counts no versions: nobody could tell whether it is up to date
@@ -192,7 +202,7 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
     def export(self, out: Any, func: Any) -> None:
         """Note if `out`, computed of the whole, lets the script see its memory."""
         whole, name = self._whole, getattr(func, "__name__", "")
-        if whole is not None and not transform() and shows(out, whole, name):
+        if whole is not None and not transform() and exposes_memory(out, whole, name):
             raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
             self.aliases.export(whole, self._local, self.sizes, self.shard_dim, raw)
 
@@ -213,7 +223,7 @@ def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> Sharde
     return made
 
 
-class Partial(DistributedTensor, metaclass=Like):
+class Partial(DistributedTensor, metaclass=TensorType):
     """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
 
     owner: View
@@ -242,7 +252,7 @@ class Partial(DistributedTensor, metaclass=Like):
     @property
     def node(self) -> str:
         """Return the kind of `grad_fn` that the sum has in one process."""
-        return self._node or node_of(self.local)
+        return self._node or node_name(self.local)
 
     @property
     def unread(self) -> bool:
@@ -260,7 +270,7 @@ class Partial(DistributedTensor, metaclass=Like):
         total = self._part.total
         assert total is not None
         local = self.local.to(self.declared)
-        summed = named(SumOverRanks, self.node) if needs else SumOverRanks
+        summed = with_node_name(SumOverRanks, self.node) if needs else SumOverRanks
         value = summed.apply(local, self.owner.group, total.to(self.declared))
         if not value.is_inference():
             self._value, self._written = value, value._version

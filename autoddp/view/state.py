@@ -18,7 +18,7 @@ from autoddp.view.work import SHARDED, WHOLE, Work
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
-MET = 256  # modules whose first calls are remembered
+MAX_RECENT = 256  # modules whose first calls are remembered
 
 
 class View:
@@ -46,7 +46,7 @@ class View:
         self.work = Work(group)
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
-        self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
+        self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MAX_RECENT)
         self.tracing = False
         self.streams: dict[torch.device, Tensor] = {}
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}

@@ -26,7 +26,7 @@ class FunctionRule:
     """
 
     decide: Decide
-    kept: bool
+    cached: bool
 
 
 _RULES: dict[Any, FunctionRule | None] = {}
@@ -41,7 +41,7 @@ def functions(name: str) -> Iterator[Any]:
             yield found
 
 
-def rule(*names: Any, kept: bool = True) -> Callable[[Decide], Decide]:
+def rule(*names: Any, cached: bool = True) -> Callable[[Decide], Decide]:
     """Register the decorated function as the rule for these names, or for functions without one.
 
     Its answers are kept: it may look at placements, shapes and constants alone, and at a float only
@@ -52,29 +52,29 @@ def rule(*names: Any, kept: bool = True) -> Callable[[Decide], Decide]:
         for name in names:
             found = list(functions(name)) if isinstance(name, str) else [name]
             assert found, f"torch has no {name}"
-            _RULES.update(dict.fromkeys(found, FunctionRule(decide, kept)))
+            _RULES.update(dict.fromkeys(found, FunctionRule(decide, cached)))
         return decide
 
     return record
 
 
-def computed(*names: Any) -> Callable[[Decide], Decide]:
+def uncached_rule(*names: Any) -> Callable[[Decide], Decide]:
     """Register the decorated function for these names; it is asked at each call.
 
     So it may look at anything, and return the result itself.
     """
-    return rule(*names, kept=False)
+    return rule(*names, cached=False)
 
 
 def attribute_rule(*names: str) -> Callable[[Decide], Decide]:
     """Register the decorated function for these attributes, read and written."""
     slots: list[Any] = [getattr(torch.Tensor, name) for name in names]
-    return computed(*(slot.__get__ for slot in slots), *(slot.__set__ for slot in slots))
+    return uncached_rule(*(slot.__get__ for slot in slots), *(slot.__set__ for slot in slots))
 
 
 def pointwise_rule(decide: Decide) -> Decide:
     """Register the decorated function for all that torch tags as pointwise."""
-    _RULES[POINTWISE] = FunctionRule(decide, kept=True)
+    _RULES[POINTWISE] = FunctionRule(decide, cached=True)
     return decide
 
 
@@ -133,7 +133,7 @@ def _tagged(packet: Any) -> bool:
 ORIGINALS = {f.__code__: f for f in vars(F).values() if isinstance(f, FunctionType)}
 
 
-def replaced(func: Any) -> Any:
+def original_of(func: Any) -> Any:
     """Return torch's own function where `func` stands in its place; None if it does not.
 
     A script may set `F.relu` to a function of its own which calls the original: that looks up its
@@ -166,7 +166,7 @@ def in_place(func: Any) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-def refused(shape: tuple[int, ...], name: str) -> str:
+def refusal(shape: tuple[int, ...], name: str) -> str:
     """Return why an operation in place is not for a batch of this shape."""
     what, instead = "another shape", f"write x = x.{name[:-1]}(...)"
     if name == "set_":

@@ -196,7 +196,7 @@ class RowBatches:
         cuts = self.view.shard_sizes(sizes)
 
         def rows(x: Any) -> Any:
-            return ShardedTensor(cuts.take(x, 0) if leads else x, cuts)
+            return ShardedTensor(cuts.shard(x, 0) if leads else x, cuts)
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
             return [rows(x) for x in batch]  # three times quicker, and most batches are so

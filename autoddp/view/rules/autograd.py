@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.view.rules.operands import UNCLEAR, local_operand
+from autoddp.view.rules.operands import MISALIGNED, local_operand
 from autoddp.view.rules.partial import unread
 from autoddp.view.sharded_tensor import full, is_sharded
-from autoddp.view.table import computed
+from autoddp.view.table import uncached_rule
 
 
 def listed(x: Any) -> list[Any]:
@@ -40,7 +40,7 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
         if seed is None:
             return out.local, None  # refused by torch, as of the whole: it is no scalar
         mine = local_operand(seed, out.sizes, out.shard_dim, out.dim())
-        if mine is UNCLEAR:
+        if mine is MISALIGNED:
             raise RuntimeError(
                 f"a gradient of shape {tuple(seed.shape)} for rows of {tuple(out.shape)}"
             )
@@ -48,7 +48,7 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
     return full(out), full(seed)
 
 
-@computed("backward")
+@uncached_rule("backward")
 def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run `loss.backward()`, which needs no value of the loss."""
     names = ("gradient", "retain_graph", "create_graph", "inputs")

@@ -11,7 +11,7 @@ from autoddp.view.local_call import LocalCall
 from autoddp.view.redistribute import shard
 from autoddp.view.rules.operands import any_sharded, arguments
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
-from autoddp.view.table import computed, rule
+from autoddp.view.table import rule, uncached_rule
 
 
 @rule("ones_like", "zeros_like", "full_like", "empty_like")
@@ -68,7 +68,7 @@ def noise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
 
 
-@computed("bernoulli", "multinomial")
+@uncached_rule("bernoulli", "multinomial")
 def of_probabilities(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Draw by the probabilities of all rows, and keep this rank's rows."""
     me = args[0] if args else None

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from autoddp.comm.accelerator import CPU
-from autoddp.view.local_call import ONCE, Const, LocalCall, LocalRows
-from autoddp.view.rules.operands import UNCLEAR, aligned, local_operand
+from autoddp.view.local_call import GATHER_ONCE, Const, LocalCall, LocalRows
+from autoddp.view.rules.operands import MISALIGNED, aligned, local_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
@@ -26,7 +26,7 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = _holds_tensors(index)  # whose values and dtypes count, so that nothing is kept
     found = _own(me, index) if is_sharded(me) else None
     if found is None:
-        return ONCE if tensors else NotImplemented
+        return GATHER_ONCE if tensors else NotImplemented
     items, dim, _ = found
     if tensors:
         return ShardedTensor(me.local[items], me.sizes, dim)
@@ -40,12 +40,12 @@ def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = _holds_tensors(index)
     found = _own(me, index) if is_sharded(me) else None
     if found is None or isinstance(value, Partial):
-        return ONCE if tensors else NotImplemented
+        return GATHER_ONCE if tensors else NotImplemented
     items, dim, ndim = found
     if isinstance(value, Tensor):
-        value = aligned(value, me.sizes, dim, ndim) if value.dim() <= ndim else UNCLEAR
-    if value is UNCLEAR or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
-        return ONCE if tensors else NotImplemented
+        value = aligned(value, me.sizes, dim, ndim) if value.dim() <= ndim else MISALIGNED
+    if value is MISALIGNED or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
+        return GATHER_ONCE if tensors else NotImplemented
     call = LocalCall((me, Const(items), value), {}, None, in_place=True)
     return call.run(func, args, kwargs) if tensors else call
 
@@ -148,7 +148,7 @@ def _index_of_rows(
     if dim is not None:
         behind = ndim - dim
         item = local_operand(item, me.sizes, dim, ndim)
-        if item is UNCLEAR:
+        if item is MISALIGNED:
             return None
         if len(shape) >= behind and shape[-behind] == me.sizes.total:
             shape[-behind] = MARK

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, arguments, dim_of, related
-from autoddp.view.rules.rows import by_rows, named, of_rows, replaced
+from autoddp.view.rules.operands import MISALIGNED, alias_of, arguments, dim_of
+from autoddp.view.rules.rows import named_dims, row_operand, rowwise, with_arguments
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
@@ -36,17 +36,17 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if along is None or ("dim" not in given and first.dim() < 2):
         return NotImplemented
     if not new and along == first.shard_dim:
-        return _behind(args, kwargs, tensors, first)
+        return _join_rows(args, kwargs, tensors, first)
     # `cat` passes over tensors of shape (0,)
-    items = [x if x.shape == (0,) and not new else of_rows(x, first) for x in tensors]
-    if any(x is UNCLEAR for x in items):
+    items = [x if x.shape == (0,) and not new else row_operand(x, first) for x in tensors]
+    if any(x is MISALIGNED for x in items):
         return NotImplemented
     at = first.shard_dim + (new and along <= first.shard_dim)
-    args, kwargs = replaced(given, args, kwargs, {"tensors": type(tensors)(items)})
+    args, kwargs = with_arguments(given, args, kwargs, {"tensors": type(tensors)(items)})
     return LocalCall(args, kwargs, (at, first.sizes))
 
 
-def _behind(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTensor) -> Any:
+def _join_rows(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTensor) -> Any:
     """Join batches of equal sizes along the batch: what comes of it consists of blocks."""
     joined = [x for x in tensors if is_sharded(x) or x.shape != (0,)]
     if not all(is_sharded(x) and x.dim() == first.dim() for x in joined):
@@ -60,7 +60,7 @@ def _behind(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTenso
     return LocalCall(args, kwargs, (first.shard_dim, sizes))
 
 
-def blocks_apart(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]) -> Any:
+def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]) -> Any:
     """Take a batch that consists of blocks apart between them, by `chunk` or `split`."""
     given = arguments(func, args, kwargs)
     if func.__name__ not in ("chunk", "split") or len(given) != 3:
@@ -80,7 +80,7 @@ def blocks_apart(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]
     here = me.sizes.local // me.sizes.blocks
     parts = me.local.split([n // each * here for n in asked], me.shard_dim)
     views = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in asked]
-    return tuple(related(me, part, None, c) for part, c in zip(parts, views, strict=True))
+    return tuple(alias_of(me, part, None, c) for part, c in zip(parts, views, strict=True))
 
 
 @rule("repeat_interleave")
@@ -91,7 +91,7 @@ def repeat_interleave(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_sharded(me) or type(times) is not int or times < 1:
         return NotImplemented
     if dim_of(given.get("dim"), me.dim()) != me.shard_dim:
-        return by_rows(named, False, func, args, kwargs)
+        return rowwise(named_dims, False, func, args, kwargs)
     if me.sizes.blocks > 1:
         return NotImplemented
     return LocalCall(args, kwargs, (me.shard_dim, me.sizes.times(times)))

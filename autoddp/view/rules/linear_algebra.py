@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.local_call import LocalCall, LocalRows
-from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded
+from autoddp.view.rules.operands import MISALIGNED, aligned, any_sharded
 from autoddp.view.sharded_tensor import is_sharded
 from autoddp.view.table import rule
 
@@ -25,7 +25,7 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # along a dimension before the matrices, which broadcasting aligns from behind
         ndim = max(lead.dim(), other.dim())
         found = aligned(other, sizes, ndim - behind, ndim)
-        if found is UNCLEAR:
+        if found is MISALIGNED:
             return NotImplemented
         mine = tuple(found if x is other else x for x in args)
         return LocalCall(mine, {}, (ndim - behind, sizes))
@@ -53,7 +53,7 @@ def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         mine[2] = args[2]
     elif not all(is_sharded(x) or type(x) is LocalRows for x in mine[1:]):
         return NotImplemented
-    unclear = any(x is UNCLEAR for x in mine)
+    unclear = any(x is MISALIGNED for x in mine)
     return NotImplemented if unclear else LocalCall(mine, kwargs, lead.placement)
 
 
@@ -75,7 +75,7 @@ def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me = operands[lead]
     letter = names[lead][me.shard_dim]
     mine = [_with_letter(x, n, letter, me) for x, n in zip(operands, names, strict=True)]
-    if any(x is UNCLEAR for x in mine) or result.count(letter) != 1:
+    if any(x is MISALIGNED for x in mine) or result.count(letter) != 1:
         return NotImplemented
     given = (type(args[1])(mine),) if listed else tuple(mine)
     return LocalCall((args[0], *given), kwargs, (result.index(letter), me.sizes))
@@ -101,13 +101,13 @@ def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | N
 def _with_letter(x: Any, names: str, letter: str, me: Any) -> Any:
     """Return how an operand of `einsum` takes part, the batch lying under `letter`."""
     if names.count(letter) > 1 or len(names) != x.dim():
-        return UNCLEAR
+        return MISALIGNED
     if is_sharded(x):
         same = x.sizes is me.sizes and names[x.shard_dim] == letter
-        return x if same else UNCLEAR
+        return x if same else MISALIGNED
     if letter not in names:
         return x
     dim = names.index(letter)
     if x.shape[dim] == 1 != me.sizes.total:
         return x
-    return LocalRows(dim) if x.shape[dim] == me.sizes.total else UNCLEAR
+    return LocalRows(dim) if x.shape[dim] == me.sizes.total else MISALIGNED

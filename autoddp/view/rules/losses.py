@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
-from autoddp.view.redistribute import SumOverRanks, named, node_of, shard
-from autoddp.view.rules.operands import UNCLEAR, arguments, local_operand, whole_operand
+from autoddp.view.redistribute import SumOverRanks, node_name, shard, with_node_name
+from autoddp.view.rules.operands import MISALIGNED, arguments, local_operand, replicated_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
-from autoddp.view.table import computed
+from autoddp.view.table import uncached_rule
 
 IGNORED = -100  # torch's default ignore_index
 LOW = (torch.float16, torch.bfloat16)
@@ -49,7 +49,7 @@ APART = ("l1_loss", "kl_div", *ROWS)
 NODES = {"mean": "MeanBackward0", "sum": "SumBackward0", "batchmean": "DivBackward0"}
 
 
-@computed(*ELEMENTS, *ROWS)
+@uncached_rule(*ELEMENTS, *ROWS)
 def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a loss with a term for each element or row: the number of all terms is known."""
     given, name = arguments(func, args, kwargs), func.__name__
@@ -73,7 +73,7 @@ def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     total = terms.sum(dtype=torch.float32 if terms.dtype in LOW else None)
     every = me.sizes.spec(tuple(terms.shape), me.shard_dim).shape.numel()
     count = {"sum": 1, "mean": every, "batchmean": me.shape[0]}[reduction]
-    node = NODES[reduction] if name in APART else node_of(terms)
+    node = NODES[reduction] if name in APART else node_name(terms)
     return mean_of(total, count, me.sizes.view, terms.dtype, node)
 
 
@@ -82,7 +82,7 @@ def _elements(given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None
     if not isinstance(given["target"], Tensor) or given["target"].shape != me.shape:
         return None  # by shapes of the whole: those of one row are not every rank's
     mine = {k: local_operand(v, me.sizes, me.shard_dim, me.dim()) for k, v in given.items()}
-    return None if any(x is UNCLEAR for x in mine.values()) else mine
+    return None if any(x is MISALIGNED for x in mine.values()) else mine
 
 
 def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str)
     return Partial(total / count, view, dtype, known, node)
 
 
-@computed("cross_entropy", "nll_loss")
+@uncached_rule("cross_entropy", "nll_loss")
 def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a loss with a term for each target that is not ignored."""
     given = arguments(func, args, kwargs)
@@ -135,8 +135,8 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if mine.dim() <= dim or mine.shape[dim] != me.sizes.total:
             return NotImplemented
         mine = shard(mine, me.sizes, dim)
-    given = {k: whole_operand(v, me.sizes) for k, v in given.items()}
-    if UNCLEAR in [v for v in given.values() if not isinstance(v, Tensor)]:
+    given = {k: replicated_operand(v, me.sizes) for k, v in given.items()}
+    if MISALIGNED in [v for v in given.values() if not isinstance(v, Tensor)]:
         return NotImplemented
     if reduction == "none":  # without the dimension of classes, also where targets have it
         out = func(me.local, mine, reduction="none", **given)
@@ -156,7 +156,7 @@ def _mean(
     dtype: torch.dtype,
 ) -> Any:
     """Divide the sum by its denominator: known, or reduced with the sum."""
-    view, node = me.sizes.view, node_of(total)
+    view, node = me.sizes.view, node_name(total)
     terms = prod(me.shape) // max(me.shape[1], 1)
     if mine.is_floating_point():  # class probabilities: none is ignored
         named_so = node if node == "AddBackward0" else "DivBackward1"
@@ -171,4 +171,4 @@ def _mean(
         count = weight[mine.where(real, 0)].mul(real).sum().to(total.dtype)
     both = view.group.all_reduce(torch.stack([total.detach(), count]))
     mean, mine = ((x / both[1]).to(dtype) for x in (both[0], total))
-    return named(SumOverRanks, node).apply(mine, view.group, mean)
+    return with_node_name(SumOverRanks, node).apply(mine, view.group, mean)

@@ -10,11 +10,11 @@ from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import AliasGroup
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import Renamed, named, node_of, shard
-from autoddp.view.rules.operands import related
-from autoddp.view.rules.partial import copies, unread
+from autoddp.view.redistribute import Renamed, node_name, shard, with_node_name
+from autoddp.view.rules.operands import alias_of
+from autoddp.view.rules.partial import copy_or_cast, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
-from autoddp.view.table import attribute_rule, computed, rule
+from autoddp.view.table import attribute_rule, rule, uncached_rule
 
 
 @attribute_rule(
@@ -22,7 +22,7 @@ from autoddp.view.table import attribute_rule, computed, rule
     *("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mtia"),
     *("is_maia", "is_xla", "is_vulkan", "is_ipu"),
 )
-@computed(
+@uncached_rule(
     *("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point"),
     *("is_complex", "stride", "is_contiguous", "element_size", "is_signed", "get_device"),
     "is_inference",
@@ -35,7 +35,7 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
-@computed("is_pinned", "is_shared")
+@uncached_rule("is_pinned", "is_shared")
 def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether the batch's memory is pinned, or shared.
 
@@ -43,21 +43,25 @@ def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     it.
     """
     me, *rest = args
-    return any(func(x, *rest, **kwargs) for x in _held(me)) if is_sharded(me) else NotImplemented
+    return (
+        any(func(x, *rest, **kwargs) for x in _memory_holders(me))
+        if is_sharded(me)
+        else NotImplemented
+    )
 
 
-@computed("record_stream")
+@uncached_rule("record_stream")
 def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a stream on which whatever memory there is of the batch may be read."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
-    for x in _held(me):
+    for x in _memory_holders(me):
         func(x, *rest, **kwargs)
     return None
 
 
-def _held(me: Any) -> list[Tensor]:
+def _memory_holders(me: Any) -> list[Tensor]:
     """Return this rank's rows, and the whole where it was gathered or exported."""
     wholes = [me._whole, *(each.whole for each in me.aliases.exported.values())]
     return [me.local, *(x for x in wholes if x is not None)]
@@ -72,14 +76,14 @@ def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if (
         isinstance(me, Partial)
         and func.__self__.__name__ == "grad_fn"
-        and me.node != node_of(me.local)
+        and me.node != node_name(me.local)
     ):
-        return func(named(Renamed, me.node).apply(me.local))
+        return func(with_node_name(Renamed, me.node).apply(me.local))
     return func(me.local, *args[1:])
 
 
-@computed("__repr__")
-def shown(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+@uncached_rule("__repr__")
+def represent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Print the batch as a leaf if this rank's rows are one."""
     me = args[0]
     if not is_sharded(me) or not me.local.requires_grad or not me.local.is_leaf:
@@ -101,7 +105,7 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return me.local.requires_grad
 
 
-@computed("requires_grad_")
+@uncached_rule("requires_grad_")
 def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Set whether the script wants the gradient of an input, a leaf of this rank alone."""
     me, *rest = args
@@ -122,7 +126,7 @@ def _require(me: ShardedTensor, yes: bool) -> None:
         local.register_hook(lambda g: g / view.group.size)
 
 
-@computed("retain_grad")
+@uncached_rule("retain_grad")
 def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Retain the gradient of this rank's part; reading .grad gives the true one."""
     me = args[0]
@@ -164,7 +168,7 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(me, ShardedTensor):
         return NotImplemented
     if len(args) > 1:
-        mine = None if args[1] is None else _alike(me, args[1])
+        mine = None if args[1] is None else _local_value(me, args[1])
         if me.local.is_leaf:
             me.local.grad = mine
         else:
@@ -185,13 +189,13 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) > 1:
         _take_memory(me, args[1])
         return None
-    me.aliases.apart = True
-    return related(me, me.local.data)
+    me.aliases.separate_versions = True
+    return alias_of(me, me.local.data)
 
 
 def _take_memory(me: ShardedTensor, value: Any) -> None:
     """Give a batch the memory of another tensor; views of what it had before go their own way."""
-    me.local.data = _alike(me, value)
+    me.local.data = _local_value(me, value)
     me._whole = None  # was gathered of the memory before
     if is_sharded(value) and value.placement == me.placement:
         me.aliases_if_any = value.aliases
@@ -201,7 +205,7 @@ def _take_memory(me: ShardedTensor, value: Any) -> None:
         me.aliases.export(value.detach(), me.local, me.sizes, me.shard_dim, raw=False)
 
 
-def _alike(me: ShardedTensor, value: Any) -> Tensor:
+def _local_value(me: ShardedTensor, value: Any) -> Tensor:
     """Return this rank's rows of a tensor that is put in the place of another."""
     if value.shape != me.shape:
         raise BadInput(
@@ -213,7 +217,7 @@ def _alike(me: ShardedTensor, value: Any) -> Tensor:
     return shard(full(value).detach(), me.sizes, me.shard_dim)
 
 
-@computed("register_hook")
+@uncached_rule("register_hook")
 def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Register a hook, which sees the gradient of the batch by rows, at the true scale."""
     me, hook = args
@@ -223,10 +227,10 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     size = sizes.view.group.size
 
     def by_rows(g: Tensor) -> Tensor | None:
-        out = hook(_shown(g, sizes, at, 1 if leaf else size))
+        out = hook(_wrapped_gradient(g, sizes, at, 1 if leaf else size))
         if out is None:
             return None
-        mine = out.local if is_sharded(out) and out.sizes is sizes else sizes.take(out, at)
+        mine = out.local if is_sharded(out) and out.sizes is sizes else sizes.shard(out, at)
         return mine if leaf else mine * size
 
     return _hooked(me.local, by_rows, size)
@@ -248,25 +252,25 @@ def _has_graph(me: Any) -> bool:
     return is_sharded(me) or (isinstance(me, Partial) and unread(me) and me.local.requires_grad)
 
 
-def _shown(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
+def _wrapped_gradient(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
     """Return a gradient by rows, one object for all hooks of a tensor: they may mark it."""
-    shown: ShardedTensor | None = getattr(g, "_autoddp_shown", None)
-    if shown is None or shown.sizes is not sizes or shown.shard_dim != at:
-        shown = ShardedTensor(g if scale == 1 else g / scale, sizes, at)
+    wrapped: ShardedTensor | None = getattr(g, "_autoddp_shown", None)
+    if wrapped is None or wrapped.sizes is not sizes or wrapped.shard_dim != at:
+        wrapped = ShardedTensor(g if scale == 1 else g / scale, sizes, at)
         if scale != 1:  # else both would hold each other
-            g._autoddp_shown = shown  # type: ignore[attr-defined]
-    return shown
+            g._autoddp_shown = wrapped  # type: ignore[attr-defined]
+    return wrapped
 
 
-SAME = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool")
+CASTS = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
-@rule(*SAME, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
-def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+@rule(*CASTS, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
+def cast_or_copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Cast, move or copy the batch, which keeps the same rows."""
     me, *rest = args
     if isinstance(me, Partial):
-        return copies(func, args, kwargs)
+        return copy_or_cast(func, args, kwargs)
     if not is_sharded(me):
         return NotImplemented
     if func.__name__ == "contiguous" and me.sizes.smallest < 2 and not me.is_contiguous(**kwargs):

@@ -11,10 +11,10 @@ from torch.nn import functional as F  # the field's name for it
 from autoddp.view.batch_norm import Normalize, keep_layout
 from autoddp.view.draws import DrawingCall
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded, arguments
-from autoddp.view.rules.rows import of_rows, replaced
+from autoddp.view.rules.operands import MISALIGNED, aligned, any_sharded, arguments
+from autoddp.view.rules.rows import row_operand, with_arguments
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import computed, rule
+from autoddp.view.table import rule, uncached_rule
 
 
 @rule("scaled_dot_product_attention")
@@ -25,21 +25,21 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next(filter(is_sharded, inputs.values()), None)
     if lead is None or lead.shard_dim >= lead.dim() - (3 if given["enable_gqa"] else 2):
         return NotImplemented
-    mine = {name: of_rows(x, lead) for name, x in inputs.items()}
+    mine = {name: row_operand(x, lead) for name, x in inputs.items()}
     mask = given["attn_mask"]
     if mask is not None:
         fits = mask.dim() <= lead.dim()
         dim, sizes = lead.placement
-        mine["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else UNCLEAR
-    if any(x is UNCLEAR for x in mine.values()):
+        mine["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else MISALIGNED
+    if any(x is MISALIGNED for x in mine.values()):
         return NotImplemented
-    args, kwargs = replaced(given, args, kwargs, mine)
+    args, kwargs = with_arguments(given, args, kwargs, mine)
     if given["dropout_p"]:
         return DrawingCall(args, kwargs, lead.placement, drawn=lead.placement)
     return LocalCall(args, kwargs, lead.placement)
 
 
-@computed("multi_head_attention_forward", "gumbel_softmax")
+@uncached_rule("multi_head_attention_forward", "gumbel_softmax")
 def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the function's own body: it is made of others, each of which has its rule."""
     asked = ("has_torch_function", "has_torch_function_unary")
@@ -94,7 +94,7 @@ def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return LocalCall(args, kwargs, me.placement)
 
 
-@computed(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+@uncached_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute `lstm(input, hx, weights, bias, layers, dropout, train, both ways, batch_first)`.
 
@@ -107,7 +107,7 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     mine = [aligned(h, me.sizes, 1, 3) for h in states]
-    if any(x is UNCLEAR for x in mine):
+    if any(x is MISALIGNED for x in mine):
         return NotImplemented
     given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
     out = [me.placement, *[(1, me.sizes)] * len(states)]
@@ -130,7 +130,7 @@ def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if lead is None or lead.dim() != 2 or lead.shard_dim != 0:
         return NotImplemented
     me, *mine = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
-    if any(x is UNCLEAR for x in (me, *mine)):
+    if any(x is MISALIGNED for x in (me, *mine)):
         return NotImplemented
     given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
     return LocalCall(given, kwargs, lead.placement)

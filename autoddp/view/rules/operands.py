@@ -73,7 +73,7 @@ def dims_of(value: Any, ndim: int) -> list[int] | None:
     return None if None in found or not found else found  # type: ignore[return-value]
 
 
-UNCLEAR = object()
+MISALIGNED = object()
 
 
 def aligned(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
@@ -84,15 +84,15 @@ def aligned(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
     """
     behind = ndim - dim
     if is_sharded(x):
-        return x if x.sizes is sizes and x.dim() - x.shard_dim == behind else UNCLEAR
+        return x if x.sizes is sizes and x.dim() - x.shard_dim == behind else MISALIGNED
     if not isinstance(x, Tensor):
-        return UNCLEAR if getattr(x, "ndim", 0) else x  # an array of numpy's has all rows
+        return MISALIGNED if getattr(x, "ndim", 0) else x  # an array of numpy's has all rows
     if x.layout is not torch.strided:
-        return UNCLEAR
+        return MISALIGNED
     place = x.dim() - behind
     if place < 0 or x.shape[place] == 1 != sizes.total:
         return x
-    return LocalRows(place) if x.shape[place] == sizes.total else UNCLEAR
+    return LocalRows(place) if x.shape[place] == sizes.total else MISALIGNED
 
 
 def local_operand(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
@@ -106,10 +106,10 @@ def local_operand(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
     return with_mean_gradient(found, sizes.view.group) if isinstance(found, Tensor) else found
 
 
-def whole_operand(x: Any, sizes: ShardSizes) -> Any:
+def replicated_operand(x: Any, sizes: ShardSizes) -> Any:
     """Return a weight or setting, which every row meets in full; UNCLEAR for a batch."""
     if is_sharded(x):
-        return UNCLEAR
+        return MISALIGNED
     x = full(x)
     return with_mean_gradient(x, sizes.view.group) if isinstance(x, Tensor) else x
 
@@ -119,7 +119,7 @@ def any_sharded(values: Any) -> bool:
     return any(type(x) is ShardedTensor for x in values)
 
 
-def related(
+def alias_of(
     me: ShardedTensor, out: Tensor, dim: int | None = None, sizes: ShardSizes | None = None
 ) -> ShardedTensor:
     """Return a sharded tensor that may share memory with `me`; `me` itself if nothing changed."""

@@ -46,14 +46,14 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif not unread(x) or (not _number(y) if op != "neg" else y is not None):
         return NotImplemented
     elif op == "neg":
-        out = _like(x, None, -x.local)
+        out = _wrapped(x, None, -x.local)
     else:
         factor = with_mean_gradient(y, x.owner.group)
-        out = _like(x, y, x.local * factor if op == "mul" else x.local / factor)
-    return _into(args[0], out) if in_place(func) else out
+        out = _wrapped(x, y, x.local * factor if op == "mul" else x.local / factor)
+    return _assign(args[0], out) if in_place(func) else out
 
 
-def _into(x: Any, out: Any) -> Any:
+def _assign(x: Any, out: Any) -> Any:
     """Put `out` into `x` for `loss += term`, `loss /= 4`: the same tensor goes on, unread."""
     if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
         return NotImplemented
@@ -68,7 +68,7 @@ def _sum(x: Any, y: Any, sign: int) -> Any:
     a, b = _part(x, known), _part(y, known)
     if a is None or b is None:
         return NotImplemented
-    return _like(known, y if known is x else x, a + b if sign > 0 else a - b)
+    return _wrapped(known, y if known is x else x, a + b if sign > 0 else a - b)
 
 
 def _part(x: Any, known: Partial) -> Any:
@@ -89,7 +89,7 @@ def _part(x: Any, known: Partial) -> Any:
     return x * (group.rank == 0)
 
 
-def _like(known: Partial, other: Any, local: Tensor) -> Any:
+def _wrapped(known: Partial, other: Any, local: Tensor) -> Any:
     """Wrap `local` in a `Partial` of the dtype that plain tensors would have given."""
     sums = [known, other] if type(other) is Partial else [known]
     if all(x.declared == x.local.dtype for x in sums):
@@ -99,7 +99,7 @@ def _like(known: Partial, other: Any, local: Tensor) -> Any:
     return Partial(local, known.owner, known.declared)
 
 
-def copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Copy or cast an unread sum, which stays unread."""
     me = args[0]
     if not unread(me) or len(args) > 1 or kwargs:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, aligned
+from autoddp.view.rules.operands import MISALIGNED, aligned
 from autoddp.view.rules.partial import linear
 from autoddp.view.sharded_tensor import Partial, is_sharded, leaves_in
 from autoddp.view.table import in_place, pointwise_rule, rule
@@ -34,7 +34,7 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if dim < 0 or (writes and args[0].dim() != ndim):
         return NotImplemented
     mine = tree_map(lambda x: aligned(x, lead.sizes, dim, ndim), (args, kwargs))
-    if any(x is UNCLEAR for x in tree_leaves(mine)):
+    if any(x is MISALIGNED for x in tree_leaves(mine)):
         return NotImplemented
     # functions with inplace=True hand on the memory of their input
     aliases = any(x is True for x in leaves)

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 from autoddp.errors import BadInput
 from autoddp.torch_internals import no_dispatch, plain_tensors
 from autoddp.view.local_call import Const, LocalCall
-from autoddp.view.rules.joining import blocks_apart
-from autoddp.view.rules.operands import dims_of, related
+from autoddp.view.rules.joining import split_blocks
+from autoddp.view.rules.operands import alias_of, dims_of
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import attribute_rule, computed, refused, rule
+from autoddp.view.table import attribute_rule, refusal, rule, uncached_rule
 
 
 def _listed(rest: Any) -> list[Any]:
@@ -116,7 +116,7 @@ COPIES = ("diag_embed", "repeat", "tile")  # the others give views
 )
 @rule(torch.ops.aten.numpy_T, torch.ops.aten.mT)  # as Dynamo writes these attributes
 @attribute_rule("T", "mT")
-def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Move, take or repeat along other dimensions; the batch's is found where its size shows."""
     me, *rest = args
     if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
@@ -131,13 +131,13 @@ def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     several = isinstance(out, (tuple, list))
     outs = out if several else [out]
     if not outs or any(list(x.shape).count(mark) != 1 for x in outs):
-        return blocks_apart(func, me, args, kwargs)
+        return split_blocks(func, me, args, kwargs)
     places = [(list(x.shape).index(mark), me.sizes) for x in outs]
     out_at: Any = places if several else places[0]
     return LocalCall(args, kwargs, out_at, aliases=func.__name__ not in COPIES)
 
 
-@computed("flatten", "unflatten")
+@uncached_rule("flatten", "unflatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Flatten dimensions, or take one apart, as `reshape` does."""
     me = args[0]
@@ -163,7 +163,7 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return LocalCall((me, Const(gone)), {}, place, aliases=True)
     if kwargs:
         return LocalCall(args, {"dim": Const(gone)}, place, aliases=True)
-    return related(me, me.local.squeeze(gone), place[0])
+    return alias_of(me, me.local.squeeze(gone), place[0])
 
 
 @rule("expand", "broadcast_to")
@@ -180,7 +180,7 @@ def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return _resized(me, rest, sizes, (at, me.sizes))
 
 
-@computed("expand_as", "view_as", "reshape_as")
+@uncached_rule("expand_as", "view_as", "reshape_as")
 def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Give a tensor the shape of another, as `expand`, `view` and `reshape` do."""
     me, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
@@ -192,7 +192,7 @@ def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 SHAPES = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_")
 
 
-@computed(*SHAPES)
+@uncached_rule(*SHAPES)
 def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the function without the underscore; then the wrapper itself takes the new shape."""
     me, name = args[0], func.__name__
@@ -202,7 +202,7 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return me
     out = getattr(Tensor, name[:-1])(*args, **kwargs)
     if not is_sharded(out):
-        raise BadInput(refused(me.shape, name))
+        raise BadInput(refusal(me.shape, name))
     with torch.no_grad(), plain_tensors(), no_dispatch():
         func(*args, **kwargs)
     me._local, me.spec = out._local, out.spec
@@ -210,7 +210,7 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return me
 
 
-@computed("resize_", "resize_as_", "as_strided_")
+@uncached_rule("resize_", "resize_as_", "as_strided_")
 def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Refuse other memory under the same tensor: it has no meaning for rows."""
     me, *rest = args
@@ -219,4 +219,4 @@ def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     sizes = rest[0].shape if rest and isinstance(rest[0], Tensor) else _listed(rest)
     if func.__name__ != "as_strided_" and tuple(sizes) == me.shape:
         return me
-    raise BadInput(refused(me.shape, func.__name__))
+    raise BadInput(refusal(me.shape, func.__name__))
