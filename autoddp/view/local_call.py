@@ -129,8 +129,8 @@ class LocalCall:
     """
 
     __slots__ = (
-        *("aliases", "constants", "in_place", "lends", "more"),
-        *("names", "out", "shards", "sizes", "specs"),
+        *("aliases", "constants", "converted", "in_place", "names"),
+        *("out", "replicated", "shards", "sizes", "specs"),
     )
 
     def __init__(

@@ -42,14 +42,14 @@ class Batches(LoaderIterator):
         try:
             return self.source.next()
         finally:
-            self.source = self.source.instead or self.source
+            self.source = self.source.successor or self.source
             self.waited[self.where] += perf_counter() - began
 
 
-class Whole:
+class WholeBatches:
     """Batches that every rank loads; modules in the fetch are plain."""
 
-    instead = None
+    successor = None
 
     def __init__(self, job: Loaders, loader: Any, where: str, inner: Any) -> None:
         self.job, self.loader, self.where, self.inner = job, loader, where, inner
@@ -59,37 +59,37 @@ class Whole:
         context = self.job.view.context
         if not context.on_script_thread():
             # else modules of the script's own thread would be plain meanwhile
-            return self.made(next(self.inner))
+            return self.wrap(next(self.inner))
         with context.within(Code.PLAIN):
             batch = next(self.inner)
-        return self.given(batch)
+        return self.checked(batch)
 
-    def given(self, batch: Any) -> Any:
+    def checked(self, batch: Any) -> Any:
         """Compare the first batch of several nodes, and return the script's, given the loader's."""
         whole = batch.whole if isinstance(batch, LocalBatch) else batch
         self.job.first.compare(self.loader, self.where, whole)
-        return self.made(batch)
+        return self.wrap(batch)
 
-    def made(self, batch: Any) -> Any:
+    def wrap(self, batch: Any) -> Any:
         """Return the script's batch, given the loader's."""
         return batch
 
 
-class Handed(Whole):
+class SharedBatches(WholeBatches):
     """Batches that the first rank of the node loads."""
 
-    def made(self, batch: Any) -> Any:
+    def wrap(self, batch: Any) -> Any:
         """Return the script's batch, of tensors as this rank's rows, given the loader's."""
-        pins = self.inner.pins
+        pin_to = self.inner.pin_to
         if not isinstance(batch, LocalBatch):
-            return pin_memory(batch, pins) if pins else batch
+            return pin_memory(batch, pin_to) if pin_to else batch
         sizes = self.job.view.shard_sizes(batch.per_rank)
-        return tree_map(lambda x: ShardedTensor(_own(x, pins), sizes), batch.rows)
+        return tree_map(lambda x: ShardedTensor(_own(x, pin_to), sizes), batch.rows)
 
 
-def _own(rows: Tensor, pins: str) -> Tensor:
+def _own(rows: Tensor, pin_to: str) -> Tensor:
     """Return rows of a batch that is this rank's own; where they are few, without the others."""
-    if pins:
+    if pin_to:
         return torch.empty_like(rows, pin_memory=True).copy_(rows)
     stays = rows.nbytes >= WORTH and rows.data_ptr() % ALIGNED == 0
     return rows if stays else rows.clone()

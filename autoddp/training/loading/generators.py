@@ -35,11 +35,11 @@ class Generators:
         if len(mine) != len(theirs) or not all(map(torch.equal, mine, theirs)):
             return False
         # numpy may have been imported meanwhile
-        same = self.numpy is None or other.numpy is None or alike(self.numpy, other.numpy)
+        same = self.numpy is None or other.numpy is None or equal_states(self.numpy, other.numpy)
         return same and self.python == other.python
 
 
-def alike(one: Any, other: Any) -> bool:
+def equal_states(one: Any, other: Any) -> bool:
     """Return whether two states are one; `==` does not compare arrays as one."""
     if isinstance(one, dict):
         return pickle.dumps(one) == pickle.dumps(other)

@@ -62,19 +62,19 @@ class NodeLink:
             one.messages.extend(self._early.pop(self._begun, ()))
             return self._begun
 
-    def send(self, said: Callable[[int], Any], apart: bool, mapped: bool = False) -> None:
+    def send(self, payload: Callable[[int], Any], from_worker: bool, mapped: bool = False) -> None:
         """Send each other rank what is said for it; one that has ended is left out from then on.
 
         Args:
-            said: Called with the number of a rank.
-            apart: Whether it comes from another process.
+            payload: Called with the number of a rank.
+            from_worker: Whether it comes from another process.
             mapped: Whether nobody else writes into what a rank is sent, so that views of shared
                 memory need no copy.
 
         Raises:
             Unfit: It holds what has no meaning, or another one, in another process.
         """
-        packed = {rank: Message(said(rank), apart, mapped) for rank in self.sockets}
+        packed = {rank: Message(payload(rank), from_worker, mapped) for rank in self.sockets}
         with self._sending:
             for rank, message in packed.items():
                 try:
@@ -82,7 +82,7 @@ class NodeLink:
                 except OSError:
                     self.sockets.pop(rank).close()  # its launcher sees to the rest
 
-    def hear(self, one: SharedPass) -> Any:
+    def receive(self, one: SharedPass) -> Any:
         """Wait for the next message of a pass, and return it.
 
         Raises:

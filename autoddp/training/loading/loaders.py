@@ -14,7 +14,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
-from autoddp.training.loading.batches import Batches, Handed, Whole
+from autoddp.training.loading.batches import Batches, SharedBatches, WholeBatches
 from autoddp.training.loading.first_batch import FirstBatches
 from autoddp.training.loading.plan import (
     EACH,
@@ -52,9 +52,9 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
-        self.sharing = Sharing(run, self.fetching, self._each)
+        self.sharing = Sharing(run, self.fetching, self._report_each)
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
-        self._settled: list[Plan] = []  # in one order on all ranks
+        self._confirmed: list[Plan] = []  # in one order on all ranks
 
     def setup(self, undo: ExitStack) -> None:
         """Have the end of the script report what was noticed after the last pass."""
@@ -73,11 +73,11 @@ class Loaders(Feature):
             return call.wrapped()
         where = f"DataLoader at {users_line()}"
         if self.view.context.in_thread():
-            self.run.report.add("loaders", where, Plan(where, EACH, THREAD).said())
+            self.run.report.add("loaders", where, Plan(where, EACH, THREAD).describe())
             return call.wrapped()
         plan = self._planned(loader, where)
-        if plan.way != ROWS or plan.known:  # else the first batch tells
-            self.said(plan)
+        if plan.way != ROWS or plan.never_draws:  # else the first batch tells
+            self.report_plan(plan)
         self.run.waited.setdefault(where, 0.0)
         source = self.source(loader, plan, call.wrapped)
         return Batches(source, where, self.run.waited)
@@ -105,9 +105,9 @@ class Loaders(Feature):
             return RowBatches(self, loader, plan, make)
         if plan.way == SHARED:
             inner = self.sharing.start(loader, make, plan, sampler)
-            return Handed(self, loader, plan.where, inner)
+            return SharedBatches(self, loader, plan.where, inner)
         with self.fetching.sampled(sampler):
-            return Whole(self, loader, plan.where, make())
+            return WholeBatches(self, loader, plan.where, make())
 
     # ---- plans
 
@@ -118,51 +118,53 @@ class Loaders(Feature):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
         reason = unlike_rows(loader)
         if not reason and in_memory(loader.dataset):
-            return Plan(where, known=True)
+            return Plan(where, never_draws=True)
         kept = self.plans.get(owner(loader))
         if kept is None:
-            kept = self.plans[owner(loader)] = Plan(where, own=own_generators(loader.dataset))
+            kept = self.plans[owner(loader)] = Plan(
+                where, generators=own_generators(loader.dataset)
+            )
         kept.where = where
-        return self._met(replace(kept, way=SHARED, reason=reason)) if reason else kept
+        return self._shared_or_each(replace(kept, way=SHARED, reason=reason)) if reason else kept
 
-    def _met(self, plan: Plan) -> Plan:
+    def _shared_or_each(self, plan: Plan) -> Plan:
         """Load once on each node where that is possible, else on every rank."""
         alone = self.sharing.connect() if plan.way == SHARED else ""
         if alone:
             plan.way, plan.reason = EACH, f"{plan.reason}; {alone}"
         return plan
 
-    def judged(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
+    def decide(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
         """Return another plan for a data set with whatever speaks against rows; all call this."""
-        late, plan.late = plan.settled and reason in (DRAWS, OWN), ""
+        late_draws, plan.late_draws = plan.confirmed and reason in (DRAWS, OWN), ""
         if reason == DRAWS and self.loading == ROWS:
             self.run.report.doubt("loaders", plan.where, APART)
-        elif late:
+        elif late_draws:
             self.run.report.doubt("loaders", plan.where, reason + LATE)
         if reason and not (reason == DRAWS and self.loading == ROWS):
             # a generator in this process is to move on all ranks
             plan.way, plan.reason = EACH if reason == OWN and not workers else SHARED, reason
-            return self.said(self._met(plan))
-        if not plan.settled:
-            self._settled.append(plan)
-        plan.settled = True
-        self.said(plan)
+            return self.report_plan(self._shared_or_each(plan))
+        if not plan.confirmed:
+            self._confirmed.append(plan)
+        plan.confirmed = True
+        self.report_plan(plan)
         return None
 
-    def said(self, plan: Plan) -> Plan:
+    def report_plan(self, plan: Plan) -> Plan:
         """Report a plan, and return it."""
         report, loud = self.run.report, plan.way == EACH and self.loading != EACH
-        (report.say_once if loud else report.add)("loaders", plan.where, plan.said())
+        (report.say_once if loud else report.add)("loaders", plan.where, plan.describe())
         return plan
 
-    def _each(self, where: str, reason: str) -> None:
+    def _report_each(self, where: str, reason: str) -> None:
         """Report that every rank loads for itself what cannot be handed over."""
-        self.said(Plan(where, EACH, reason))
+        self.report_plan(Plan(where, EACH, reason))
 
     def _at_end(self) -> None:
         """Report what later fetches drew from, where no further pass has brought it up."""
-        plans, kinds = self._settled, (OWN, DRAWS)
-        mine = [[float(plan.late == kind) for kind in kinds] for plan in plans]
+        plans, kinds = self._confirmed, (OWN, DRAWS)
+        mine = [[float(plan.late_draws == kind) for kind in kinds] for plan in plans]
         if not plans:
             return
         found = self.view.group.all_reduce(torch.tensor(mine, device=CPU), MAX).tolist()

@@ -20,18 +20,18 @@ from torch.multiprocessing.reductions import reduce_typed_storage
 
 from autoddp.comm.accelerator import CPU
 
-ASIDE = 1 << 16  # bytes of memory that travel beside the pickle
-MOST = 64  # descriptors of one message
+MIN_BUFFER = 1 << 16  # bytes of memory that travel beside the pickle
+MAX_DESCRIPTORS = 64  # descriptors of one message
 HEADER = struct.Struct("3q")  # bytes of the pickle, how many parts there are, how many descriptors
 PART = struct.Struct("3q")  # bytes, the number of a descriptor or -1, where they begin there
 MARK = b"."  # descriptors come with a byte
 
 
-class Unfit(Exception):
+class NotTransferable(Exception):
     """The refusal of a batch that cannot be handed over as it is; the message says why."""
 
 
-class Beside(NamedTuple):
+class Buffer(NamedTuple):
     """Memory beside the pickle, which is sent, or is found behind a descriptor."""
 
     raw: memoryview
@@ -43,8 +43,8 @@ class Message:
     """A message that is ready to be sent.
 
     Args:
-        said: What is packed.
-        apart: Whether it comes from another process.
+        payload: What is packed.
+        from_worker: Whether it comes from another process.
         mapped: Whether views of shared memory are sent as its descriptor; the receiver maps it
             privately, so that what is written there stays its own.
 
@@ -52,14 +52,14 @@ class Message:
         Unfit: It holds what has no meaning, or another one, in another process.
     """
 
-    def __init__(self, said: Any, apart: bool, mapped: bool = False) -> None:
-        body, self.parts = io.BytesIO(), list[Beside]()
+    def __init__(self, payload: Any, from_worker: bool, mapped: bool = False) -> None:
+        body, self.parts = io.BytesIO(), list[Buffer]()
         try:
-            _Packer(body, self.parts, apart, mapped).dump(said)
-        except Unfit:
+            _Packer(body, self.parts, from_worker, mapped).dump(payload)
+        except NotTransferable:
             raise
         except Exception as error:  # whatever an object's own way to be pickled raises
-            raise Unfit(
+            raise NotTransferable(
                 f"its batches cannot be handed over ({type(error).__name__}: {error})"
             ) from None
         self.body = body.getvalue()
@@ -124,18 +124,20 @@ def _mapped(descriptor: int) -> Any:
 class _Packer(pickle.Pickler):
     """A pickler of tensors by their memory."""
 
-    def __init__(self, body: io.BytesIO, parts: list[Beside], apart: bool, mapped: bool) -> None:
+    def __init__(
+        self, body: io.BytesIO, parts: list[Buffer], from_worker: bool, mapped: bool
+    ) -> None:
         shared: list[tuple[int, int]] = []  # where the next buffer lies, if behind a descriptor
 
         def travels_within(buffer: pickle.PickleBuffer) -> bool:
             raw, behind = buffer.raw(), shared.pop() if shared else (-1, 0)
-            if raw.nbytes < ASIDE or raw.readonly:
+            if raw.nbytes < MIN_BUFFER or raw.readonly:
                 return True
-            parts.append(Beside(raw, *behind))
+            parts.append(Buffer(raw, *behind))
             return False
 
         super().__init__(body, 5, buffer_callback=travels_within)
-        self.apart, self.shared, self.parts = apart, shared, parts
+        self.from_worker, self.shared, self.parts = from_worker, shared, parts
         self.mapped = mapped and get_sharing_strategy() == "file_descriptor"
 
     def reducer_override(self, x: Any) -> Any:
@@ -150,8 +152,8 @@ class _Packer(pickle.Pickler):
         return _storage, (pickle.PickleBuffer(_flat(x)),)
 
     def _tensor(self, x: Tensor) -> Any:
-        if x.grad_fn is not None or (x.requires_grad and not self.apart):
-            raise Unfit("its batches hold tensors that need a gradient")
+        if x.grad_fn is not None or (x.requires_grad and not self.from_worker):
+            raise NotTransferable("its batches hold tensors that need a gradient")
         if x.device.type not in ("cpu", "meta"):
             return _on, (x.cpu(), str(x.device))
         plain = type(x) is Tensor and x.layout is torch.strided and not x.is_quantized
@@ -161,7 +163,7 @@ class _Packer(pickle.Pickler):
         if not x.is_contiguous() or x.is_conj() or x.is_neg() or x.requires_grad:
             # not all that it is a view of
             return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
-        if self.mapped and storage.is_shared() and len(self.parts) < MOST:
+        if self.mapped and storage.is_shared() and len(self.parts) < MAX_DESCRIPTORS:
             at = int(x.storage_offset()) * x.element_size()
             self.shared.append((storage._share_fd_cpu_()[0], at))
         raw: Any = x.reshape(-1).view(torch.uint8).numpy()

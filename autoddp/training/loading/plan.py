@@ -29,12 +29,12 @@ class Plan:
     where: str
     way: str = ROWS
     reason: str = ""
-    settled: bool = False
-    known: bool = False
-    late: str = ""
-    own: list[Access] = field(default_factory=list)
+    confirmed: bool = False
+    never_draws: bool = False
+    late_draws: str = ""
+    generators: list[Access] = field(default_factory=list)
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Put the plan into words."""
         how = {
             ROWS: "each rank fetches its rows",

@@ -20,11 +20,11 @@ from autoddp.comm.context import Code
 from autoddp.comm.group import MAX
 from autoddp.comm.topology import leaders
 from autoddp.errors import Disagreement
-from autoddp.training.loading.batches import Handed, Whole
+from autoddp.training.loading.batches import SharedBatches, WholeBatches
 from autoddp.training.loading.plan import EACH, ROWS, THREAD, Plan
 from autoddp.training.loading.sampling import Resumed, RowSampler, seeds_of
 from autoddp.training.loading.shared_pass import SharedPass
-from autoddp.training.loading.watch import DRAWS, OWN, Drawn, one_was_made
+from autoddp.training.loading.watch import DRAWS, OWN, DrawingBatch, new_generators_exist
 from autoddp.view import ShardedTensor
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class RowBatches:
     def __init__(self, job: Loaders, loader: Any, plan: Plan, make: Callable[[], Any]) -> None:
         self.job, self.loader, self.plan, self.make = job, loader, plan, make
         self.view, self.fetching = job.view, job.fetching
-        self.instead: Whole | None = None
-        self.trying = not plan.known
+        self.successor: WholeBatches | None = None
+        self.trying = not plan.never_draws
         # whether this rank fetches all of the first batch
-        self.leads = (self.trying and not plan.settled) or job.first.wanted(loader)
+        self.leads = (self.trying and not plan.confirmed) or job.first.wanted(loader)
         self.leads = self.leads and job.run.world.rank in leaders(job.run.group)
         sampler = self.fetching.rows(loader)
         sampler.whole, sampler.seen = int(self.leads), [] if self.trying else None
@@ -53,9 +53,9 @@ class RowBatches:
         self.inner = self.fetching.start(
             loader,
             make,
-            draws=job.loading == ROWS and self.trying,
-            watched=plan.own if self.trying else None,
-            still=plan.known,
+            own_draws=job.loading == ROWS and self.trying,
+            watched=plan.generators if self.trying else None,
+            never_draws=plan.never_draws,
             sampler=sampler,
         )
         self.sampler: RowSampler = self.inner._index_sampler  # persistent workers keep theirs
@@ -65,47 +65,49 @@ class RowBatches:
 
     def next(self) -> Any:
         """Return the next batch."""
-        if self.trying and (self.view.context.on_script_thread() or not self.plan.settled):
+        if self.trying and (self.view.context.on_script_thread() or not self.plan.confirmed):
             self.trying = False
-            return self._tried()
+            return self._first()
         batch, moved = self._fetched()
-        if moved and self.plan.late != OWN:
-            self.plan.late = moved
-        return self._made(batch)
+        if moved and self.plan.late_draws != OWN:
+            self.plan.late_draws = moved
+        return self._wrapped(batch)
 
     # ---- the first batch
 
-    def _tried(self) -> Any:
+    def _first(self) -> Any:
         if not self.view.context.on_script_thread():
-            return self._leave(self.job.said(Plan(self.plan.where, EACH, THREAD)), None, [])
+            return self._fall_back(
+                self.job.report_plan(Plan(self.plan.where, EACH, THREAD)), None, []
+            )
         batch, moved = None, ""
         errors: list[Exception] = []  # emptied, or each is part of a cycle with this frame
         try:
-            batch, moved = self._opened(self.fetching.fetch(self.inner, keep=self.leads))
+            batch, moved = self._unwrapped(self.fetching.fetch(self.inner, keep=self.leads))
         except StopIteration:
             raise
         except Exception as error:
             errors, moved = [error], self.fetching.moved
             if self.loader.num_workers:  # torch keeps it in a cycle, with all frames that it names
                 error.__traceback__ = None
-        if not (moved or self.plan.settled or self.loader.num_workers):
-            moved = DRAWS if one_was_made(self.plan.own, self.loader.dataset) else ""
-        reason = self._against(batch, bool(errors), moved)
+        if not (moved or self.plan.confirmed or self.loader.num_workers):
+            moved = DRAWS if new_generators_exist(self.plan.generators, self.loader.dataset) else ""
+        reason = self._objection(batch, bool(errors), moved)
         try:
-            if plan := self.job.judged(self.plan, reason, bool(self.loader.num_workers)):
-                return self._leave(plan, batch, errors)
+            if plan := self.job.decide(self.plan, reason, bool(self.loader.num_workers)):
+                return self._fall_back(plan, batch, errors)
         finally:
             errors.clear()
         self.sampler.seen = None
-        return self._made(batch)
+        return self._wrapped(batch)
 
-    def _against(self, batch: Any, failed: bool, moved: str) -> str:
+    def _objection(self, batch: Any, failed: bool, moved: str) -> str:
         """Return what speaks against rows on any rank, in words; all ranks call this."""
         leaves, spec = tree_flatten(batch)
         numbers = bool(leaves) and all(isinstance(x, Tensor) and x.dim() for x in leaves)
         numbers = numbers and len({x.shape[0] for x in leaves}) == 1
         more = MORE if not (numbers or failed) else ""
-        mine = {UNREADABLE if failed else "", moved, self.plan.late, more}
+        mine = {UNREADABLE if failed else "", moved, self.plan.late_draws, more}
         kind = repr((spec, [(x.dtype, x.shape[1:]) for x in leaves])) if numbers else ""
         layout = zlib.crc32(kind.encode())
         said = [*(int(reason in mine) for reason in REASONS), layout, -layout]
@@ -113,21 +115,24 @@ class RowBatches:
         found[REASONS.index(UNLIKE)] = found[-2] != -found[-1]
         return next((x for x, anywhere in zip(REASONS, found, strict=False) if anywhere), "")
 
-    def _leave(self, plan: Plan, batch: Any, errors: list[Exception]) -> Any:
+    def _fall_back(self, plan: Plan, batch: Any, errors: list[Exception]) -> Any:
         """Return the first batch in another way, in which all others will come."""
         job, context = self.job, self.view.context
         self.sampler.whole = math.inf
         if self.loader.num_workers:
-            self.instead = self._begun_again(plan)
-            return self.instead.next()
+            self.successor = self._restarted(plan)
+            return self.successor.next()
         shared = None
         if plan.way == EACH:
-            self.instead = Whole(job, self.loader, plan.where, self.inner)
+            self.successor = WholeBatches(job, self.loader, plan.where, self.inner)
             if not context.on_script_thread():
-                return self.instead.next()
+                return self.successor.next()
         else:
             taken = job.sharing.take_over(self.loader, self.inner, plan)
-            self.instead, shared = Handed(job, self.loader, plan.where, taken), taken.shared
+            self.successor, shared = (
+                SharedBatches(job, self.loader, plan.where, taken),
+                taken.shared,
+            )
         fetch = self.inner._dataset_fetcher
         with context.within(Code.PLAIN), context.internal():
             if not self.leads:
@@ -136,11 +141,11 @@ class RowBatches:
                 batch = self._hand_over(shared, batch, errors)
             if errors and self.leads:
                 raise errors.pop()
-        return self.instead.given(batch)
+        return self.successor.checked(batch)
 
     def _hand_over(self, shared: SharedPass, batch: Any, errors: list[Exception]) -> Any:
         """Tell the others of a batch that was fetched before it was known that they need it."""
-        shared.asked += 1
+        shared.requested += 1
         outside = self.fetching.outside
         before = None if outside is None else outside.shared
         if errors:
@@ -148,7 +153,7 @@ class RowBatches:
             return batch
         return self.inner._dataset_fetcher.give(batch, before)
 
-    def _begun_again(self, plan: Plan) -> Whole:
+    def _restarted(self, plan: Plan) -> WholeBatches:
         """Begin the pass again with other workers, by the indices that were drawn already."""
         loader = self.loader
         self.inner._shutdown_workers()
@@ -171,23 +176,27 @@ class RowBatches:
                 "every rank fetch all"
             ) from error
         try:
-            return self._opened(self.fetching.fetch(self.inner))
+            return self._unwrapped(self.fetching.fetch(self.inner))
         except StopIteration:
             raise
         except Exception as error:
             self.failed = error
             raise
 
-    def _opened(self, batch: Any) -> tuple[Any, str]:
-        return (batch.batch, batch.said) if type(batch) is Drawn else (batch, self.fetching.moved)
+    def _unwrapped(self, batch: Any) -> tuple[Any, str]:
+        return (
+            (batch.batch, batch.source)
+            if type(batch) is DrawingBatch
+            else (batch, self.fetching.moved)
+        )
 
-    def _made(self, batch: Any) -> Any:
+    def _wrapped(self, batch: Any) -> Any:
         """Return a batch as this rank's rows; the first one comes whole where this rank leads."""
         flat = batch if type(batch) is list else tree_leaves(batch)
         kinds = [x.dtype if isinstance(x, Tensor) else type(x) for x in flat]
         self.kinds = self.kinds or kinds
         if kinds != self.kinds:
-            raise Disagreement(_other(tree_leaves(batch)))
+            raise Disagreement(_mismatch(tree_leaves(batch)))
         leads, self.leads, self.sampler.whole = self.leads, False, 0
         self.job.first.compare(self.loader, self.plan.where, batch)
         sizes = self.sizes.popleft()
@@ -203,7 +212,7 @@ class RowBatches:
         return tree_map(rows, batch)
 
 
-def _other(leaves: list[Any]) -> str:
+def _mismatch(leaves: list[Any]) -> str:
     words = next((type(x).__name__ for x in leaves if not isinstance(x, Tensor)), "")
     if words:
         return (

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.training.loading.generators import Generators
-from autoddp.training.loading.watch import Access, DrawWatch, noticed
+from autoddp.training.loading.watch import Access, DrawWatch, watching_workers
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Fetching:
         # of the iterator that is being made: the thread that makes it, its index sampler
         self.starting: tuple[int, Any] | None = None
         self.moved = ""  # what the last fetch in this process drew from
-        self._own: Generators | None = None  # this rank's stream, for data sets that draw
+        self._own_stream: Generators | None = None  # this rank's stream, for data sets that draw
         self.outside: DrawWatch | None = None  # where the script's generators were before a fetch
         self._begun: DrawWatch | None = None  # where those were that the fetch began with
 
@@ -129,9 +129,9 @@ class Fetching:
         self,
         loader: Any,
         make: Callable[[], Any],
-        draws: bool,
+        own_draws: bool,
         watched: list[Access] | None = None,
-        still: bool = False,
+        never_draws: bool = False,
         sampler: RowSampler | None = None,
     ) -> Any:
         """Make the loader's iterator, over this rank's rows of every batch.
@@ -139,30 +139,30 @@ class Fetching:
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
-            draws: Whether each rank is to draw its own numbers.
+            own_draws: Whether each rank is to draw its own numbers.
             watched: The generators beside those that all code shares. If it is given, batches of
                 workers that drew come as `Drawn`.
-            still: Whether it is certain that nothing is drawn.
+            never_draws: Whether it is certain that nothing is drawn.
             sampler: One of `rows`, else a new one.
         """
         sampler = self.rows(loader) if sampler is None else sampler  # one may have no length
-        here, context = loader.num_workers == 0 and not still, self.run.group.context
+        here, context = loader.num_workers == 0 and not never_draws, self.run.group.context
 
         def before_fetch() -> None:
             if here and context.on_script_thread():
                 self.outside = self._begun = DrawWatch(watched or [])
-                if draws:
-                    self._draw_apart()
+                if own_draws:
+                    self._use_own_stream()
                     self._begun = DrawWatch(watched or [])
 
         sampler.before_fetch = before_fetch
         with ExitStack() as undo:
             undo.enter_context(self.sampled(sampler))
             undo.enter_context(self._fewer_workers(loader))
-            if draws:
+            if own_draws:
                 undo.enter_context(self._own_seeds(loader))
             if watched is not None and loader.num_workers:
-                undo.enter_context(noticed(loader))
+                undo.enter_context(watching_workers(loader))
             return make()
 
     def rows(self, loader: Any) -> RowSampler:
@@ -211,15 +211,15 @@ class Fetching:
             if self.outside is not None and self._begun is not None:
                 self.moved = self._begun.moved()
                 if self._begun is not self.outside:
-                    self._own = Generators()
+                    self._own_stream = Generators()
                     self.outside.put_back()
                 elif self.moved and not keep:
                     self.outside.put_back()
 
-    def _draw_apart(self) -> None:
+    def _use_own_stream(self) -> None:
         """Go to this rank's own stream of numbers."""
-        if self._own is not None:
-            self._own.put_back()
+        if self._own_stream is not None:
+            self._own_stream.put_back()
             return
         seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
         random.seed(seed)

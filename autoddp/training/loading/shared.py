@@ -21,10 +21,10 @@ from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.loading.generators import Generators
 from autoddp.training.loading.link import NodeLink, connect
-from autoddp.training.loading.message import Unfit
+from autoddp.training.loading.message import NotTransferable
 from autoddp.training.loading.plan import Plan
 from autoddp.training.loading.sampling import Fetching
-from autoddp.training.loading.shared_pass import YOURSELF, SharedPass
+from autoddp.training.loading.shared_pass import LOAD_IT, SharedPass
 from autoddp.training.loading.watch import OWN, Access, DrawWatch
 
 if TYPE_CHECKING:
@@ -39,17 +39,21 @@ class SharedIterator(LoaderIterator):
         pins: The device that batches are pinned for, each rank its own; empty where none are.
     """
 
-    def __init__(self, inner: Any, shared: SharedPass, pins: str) -> None:
+    def __init__(self, inner: Any, shared: SharedPass, pin_to: str) -> None:
         super().__init__(inner)
-        self.shared, self.pins = shared, pins
+        self.shared, self.pin_to = shared, pin_to
 
 
 class Sharing:
     """The loaders of one rank that are shared; ranks connect when the first of them is."""
 
-    def __init__(self, run: Run, fetching: Fetching, part: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, run: Run, fetching: Fetching, on_fallback: Callable[[str, str], None]
+    ) -> None:
         self.run, self.fetching = run, fetching
-        self.part = part  # called with the loader's place where every rank has to load, and why
+        self.on_fallback = (
+            on_fallback  # called with the loader's place where every rank has to load, and why
+        )
         self.link: NodeLink | None = None
         self.alone = ""  # why the ranks of this node cannot share
         self._begun: SharedPass | None = None  # that of the iterator that is being made
@@ -76,21 +80,23 @@ class Sharing:
             plan: The loader's plan.
             sampler: Where indices come from, if not from the loader's own.
         """
-        with self._pinning_later(loader) as pins, self.fetching.sampled(sampler):
+        with self._pinning_later(loader) as pin_to, self.fetching.sampled(sampler):
             shared = self._begun = self._begin(loader, plan)
             try:
                 inner = make()
             finally:
                 self._begun = None
         if not loader.num_workers:
-            return self._without(inner, shared, plan, pins)
-        return SharedIterator(Leading(inner, shared) if shared.is_first else inner, shared, pins)
+            return self._without(inner, shared, plan, pin_to)
+        return SharedIterator(
+            LeaderIterator(inner, shared) if shared.is_first else inner, shared, pin_to
+        )
 
     def take_over(self, loader: Any, inner: Any, plan: Plan) -> SharedIterator:
         """Go on with an iterator without workers, of which nothing was given to the script yet."""
-        pins = (inner._pin_memory and inner._pin_memory_device) or ""
+        pin_to = (inner._pin_memory and inner._pin_memory_device) or ""
         inner._pin_memory = False
-        return self._without(inner, self._begin(loader, plan), plan, pins)
+        return self._without(inner, self._begin(loader, plan), plan, pin_to)
 
     def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
         """Make the iterator of `DataLoader.__iter__`: on ranks that have no workers, ours."""
@@ -98,12 +104,14 @@ class Sharing:
         here = self.run.view.context.on_script_thread() and loader.num_workers
         if shared is None or shared.is_first or not here:
             return plain()
-        return Follower(loader, lambda: self._begun)
+        return FollowerIterator(loader, lambda: self._begun)
 
-    def _without(self, inner: Any, shared: SharedPass, plan: Plan, pins: str) -> SharedIterator:
-        part = functools.partial(self.part, plan.where)
-        inner._dataset_fetcher = SharedFetch(shared, inner._dataset_fetcher, plan.own, part)
-        return SharedIterator(inner, shared, pins)
+    def _without(self, inner: Any, shared: SharedPass, plan: Plan, pin_to: str) -> SharedIterator:
+        on_fallback = functools.partial(self.on_fallback, plan.where)
+        inner._dataset_fetcher = SharedFetch(
+            shared, inner._dataset_fetcher, plan.generators, on_fallback
+        )
+        return SharedIterator(inner, shared, pin_to)
 
     def _begin(self, loader: Any, plan: Plan) -> SharedPass:
         assert self.link is not None
@@ -131,26 +139,26 @@ class SharedFetch:
     """The fetch of a loader without workers: on the first rank the real one, else what it gave."""
 
     def __init__(
-        self, shared: SharedPass, real: Any, own: list[Access], part: Callable[[str], object]
+        self, shared: SharedPass, real: Any, own: list[Access], on_fallback: Callable[[str], object]
     ) -> None:
-        self.shared, self.real, self.part = shared, real, part
+        self.shared, self.real, self.on_fallback = shared, real, on_fallback
         self.once = isinstance(real.dataset, IterableDataset)  # read from its beginning only
         self.own = [] if self.once else own
-        self.each = False  # whether all have to load
+        self.loads_itself = False  # whether all have to load
 
     def fetch(self, index: Any) -> Any:
         """Fetch as the script's own does, and tell the others, or take what was told."""
         shared = self.shared
-        shared.asked += 1
+        shared.requested += 1
         with shared.context.internal():
-            if not self.each and shared.is_first:
+            if not self.loads_itself and shared.is_first:
                 with shared.acting():
                     return self._give(index)
-            if not self.each:
-                kind, said = shared.hear()
-                if kind != YOURSELF:
-                    return shared.taken(kind, said)
-                self._load(said)
+            if not self.loads_itself:
+                kind, payload = shared.receive()
+                if kind != LOAD_IT:
+                    return shared.unpack(kind, payload)
+                self._load_from_here(payload)
             return self.real.fetch(index)
 
     def _give(self, index: Any) -> Any:
@@ -162,31 +170,31 @@ class SharedFetch:
             self.shared.fail(error, before)
             raise
         if watch is not None and watch.moved() == OWN:
-            return self._leave(OWN, batch)
+            return self._fall_back(OWN, batch)
         return self.give(batch, before)
 
     def give(self, batch: Any, before: Generators | None) -> Any:
         """Give a batch to the others, or have them fetch it, too."""
         try:
             return self.shared.give(batch, before, False)
-        except Unfit as unfit:
-            return self._leave(str(unfit), batch)
+        except NotTransferable as refusal:
+            return self._fall_back(str(refusal), batch)
 
-    def _leave(self, reason: str, batch: Any) -> Any:
-        self.each = True
-        self.part(reason)
-        self.shared.tell(YOURSELF, reason)
+    def _fall_back(self, reason: str, batch: Any) -> Any:
+        self.loads_itself = True
+        self.on_fallback(reason)
+        self.shared.notify(LOAD_IT, reason)
         return batch
 
-    def _load(self, reason: str) -> None:
+    def _load_from_here(self, reason: str) -> None:
         """Load this batch, and all that follow, on this rank, too."""
-        if self.once and self.shared.asked > 1:
+        if self.once and self.shared.requested > 1:
             raise Disagreement(f"{self.shared.where}: {reason}; run with --loading each")
-        self.each = True
-        self.part(reason)
+        self.loads_itself = True
+        self.on_fallback(reason)
 
 
-class Follower(_BaseDataLoaderIter):
+class FollowerIterator(_BaseDataLoaderIter):
     """The iterator of a loader with workers on the other ranks: it has a sampler and no workers."""
 
     def __init__(self, loader: Any, begun: Callable[[], SharedPass | None]) -> None:
@@ -205,17 +213,17 @@ class Follower(_BaseDataLoaderIter):
             self._step()
 
     def _next_data(self) -> Any:
-        self._shared.asked += 1
-        heard = self._shared.hear()
+        self._shared.requested += 1
+        heard = self._shared.receive()
         self._step()  # an error of the sampler is this rank's own
-        return self._shared.taken(*heard)
+        return self._shared.unpack(*heard)
 
     def _step(self) -> None:
         if self._steps:
             next(self._sampler_iter, None)
 
 
-class Leading(LoaderIterator):
+class LeaderIterator(LoaderIterator):
     """The iterator of a loader with workers on the first rank."""
 
     def __init__(self, inner: Any, shared: SharedPass) -> None:
@@ -224,13 +232,13 @@ class Leading(LoaderIterator):
 
     def __next__(self) -> Any:
         shared = self.shared
-        shared.asked += 1
+        shared.requested += 1
         with shared.acting():
             before = shared.states()
             try:
                 return shared.give(next(self.inner), before, True)
-            except Unfit as unfit:
-                refused = Disagreement(f"{shared.where}: {unfit}; run with --loading each")
+            except NotTransferable as refusal:
+                refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
                 shared.fail(refused, before)
                 raise refused from None
             except (Exception, SystemExit) as error:

@@ -20,7 +20,7 @@ from autoddp.training.loading.link import NodeLink
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-BATCH, RAISED, YOURSELF = "batch", "raised", "yourself"
+BATCH, RAISED, LOAD_IT = "batch", "raised", "yourself"
 
 
 @dataclass
@@ -52,7 +52,7 @@ class SharedPass:
         self.run, self.link, self.where, self.batched = run, link, where, batched
         self.context, self.is_first = run.group.context, link.is_first
         self.messages: deque[Any] = deque()
-        self.asked = 0
+        self.requested = 0
         self.number = link.begin(self)
 
     def states(self) -> Generators | None:
@@ -61,13 +61,13 @@ class SharedPass:
 
     # ---- the first rank
 
-    def give(self, batch: Any, before: Generators | None, apart: bool) -> Any:
+    def give(self, batch: Any, before: Generators | None, from_worker: bool) -> Any:
         """Give a batch to all others, and return this rank's own.
 
         Args:
             batch: What the loader gave.
             before: The states of generators before it did.
-            apart: Whether it comes from another process.
+            from_worker: Whether it comes from another process.
 
         Raises:
             Unfit: The batch cannot be handed over.
@@ -75,8 +75,8 @@ class SharedPass:
         moved, size = _moved(before), self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
-            message = self.number, (BATCH, self.asked, (batch, moved))
-            self._send(lambda rank: message, apart)
+            message = self.number, (BATCH, self.requested, (batch, moved))
+            self._send(lambda rank: message, from_worker)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
 
@@ -86,7 +86,9 @@ class SharedPass:
             return LocalBatch(mine, per_rank)
 
         self._send(
-            lambda rank: (self.number, (BATCH, self.asked, (rows(rank), moved))), apart, apart
+            lambda rank: (self.number, (BATCH, self.requested, (rows(rank), moved))),
+            from_worker,
+            from_worker,
         )
         own = rows(self.run.world.rank)
         own.whole = batch
@@ -94,20 +96,20 @@ class SharedPass:
 
     def fail(self, error: BaseException, before: Generators | None) -> None:
         """Tell all others what was raised."""
-        self.tell(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
+        self.notify(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
 
-    def tell(self, kind: str, said: Any) -> None:
+    def notify(self, kind: str, payload: Any) -> None:
         """Tell all others what became of what the script asks for, if that is no batch."""
-        message = self.number, (kind, self.asked, said)
+        message = self.number, (kind, self.requested, payload)
         self._send(lambda rank: message, False)
 
-    def _send(self, said: Any, apart: bool, mapped: bool = False) -> None:
+    def _send(self, payload: Any, from_worker: bool, mapped: bool = False) -> None:
         with self.at(MEETING, "until the other ranks of the node have taken theirs"):
-            self.link.send(said, apart, mapped)
+            self.link.send(payload, from_worker, mapped)
 
     # ---- the others
 
-    def hear(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Any]:
         """Wait for what became of what was asked for last: its kind, and what was said of it.
 
         Raises:
@@ -116,19 +118,19 @@ class SharedPass:
         with self.at(EFFECT, self._words()):
             while True:
                 try:
-                    kind, number, said = self.link.hear(self)
+                    kind, number, payload = self.link.receive(self)
                 except RankEnded:
                     if self._at_home():
                         raise
                     raise StopIteration from None
-                if number == self.asked:  # else an interrupt has kept the script from it
-                    return kind, said
-                if number > self.asked:
+                if number == self.requested:  # else an interrupt has kept the script from it
+                    return kind, payload
+                if number > self.requested:
                     raise Disagreement(f"rank {self.link.first} was interrupted in {self._words()}")
 
-    def taken(self, kind: str, said: Any) -> Any:
+    def unpack(self, kind: str, payload: Any) -> Any:
         """Return the batch, or raise what the first rank raised; generators are as there then."""
-        found, states = said
+        found, states = payload
         if states is not None:
             states.put_back()
         return Outcome.from_bytes(found).unwrap() if kind == RAISED else found
@@ -149,7 +151,7 @@ class SharedPass:
         return self.at(ACTING, self._words())
 
     def _words(self) -> str:
-        return f"batch {self.asked} of {self.where}, loaded by rank {self.link.first}"
+        return f"batch {self.requested} of {self.where}, loaded by rank {self.link.first}"
 
 
 def _moved(before: Generators | None) -> Generators | None:

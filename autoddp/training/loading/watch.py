@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autoddp.comm.accelerator import CPU
-from autoddp.training.loading.generators import Generators, alike
+from autoddp.training.loading.generators import Generators, equal_states
 
 DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
@@ -41,11 +41,11 @@ def own_generators(dataset: Any) -> list[Access]:
         shared.append(numpy.random.rand.__self__)
     held = getattr(dataset, "__dict__", {}).values()
     # chained: a list that they were put into would be among them, and a cycle
-    found = {id(x): x for x in chain(held, _everything(kinds)) if type(x) in kinds}
+    found = {id(x): x for x in chain(held, _live_objects(kinds)) if type(x) in kinds}
     return [_access(x) for x in found.values() if not any(x is each for each in shared)]
 
 
-def _everything(kinds: set[type]) -> Iterator[Any]:
+def _live_objects(kinds: set[type]) -> Iterator[Any]:
     """Yield the objects of these types: the collector's, and those that only these refer to.
 
     The collector knows no torch.Generator, and no dict of such values alone.
@@ -74,7 +74,7 @@ def _access(x: Any) -> Access:
     return Access(x, lambda: x.get_state(legacy=False), x.set_state)
 
 
-def one_was_made(since: list[Access], dataset: Any) -> bool:
+def new_generators_exist(since: list[Access], dataset: Any) -> bool:
     """Return whether there are generators that were not `since`: what they gave, nobody can say.
 
     A sampler of torch's makes some of torch's, so of these only the data set's own count.
@@ -93,7 +93,7 @@ class DrawWatch:
 
     def moved(self) -> str:
         """Say what was drawn from since, in words, or nothing."""
-        if not all(alike(access.get(), state) for access, state in self.own):
+        if not all(equal_states(access.get(), state) for access, state in self.own):
             return OWN
         return "" if self.shared.same(Generators()) else DRAWS
 
@@ -108,14 +108,14 @@ class DrawWatch:
 
 
 @dataclass
-class Drawn:
+class DrawingBatch:
     """A batch whose samples drew random numbers; from what, in words."""
 
     batch: Any
-    said: str
+    source: str
 
 
-class Noticing:
+class WatchingCollate:
     """A collate function for worker processes that says so when a generator has moved."""
 
     def __init__(self, loader: Any) -> None:
@@ -128,12 +128,12 @@ class Noticing:
         batch = self.collate(samples)
         moved = self.before.moved() if self.before is not None else ""
         if self.own is not None and not moved:
-            moved = DRAWS if one_was_made(self.own, _dataset()) else ""
+            moved = DRAWS if new_generators_exist(self.own, _dataset()) else ""
         self.own = None
         if not moved:
             return batch
         self.before = None
-        return Drawn(batch, moved)
+        return DrawingBatch(batch, moved)
 
     def begin(self, number: int) -> None:
         """Begin a worker as the script does, then note where the generators begin."""
@@ -149,9 +149,9 @@ def _dataset() -> Any:
 
 
 @contextmanager
-def noticed(loader: Any) -> Iterator[None]:
+def watching_workers(loader: Any) -> Iterator[None]:
     """Have workers of an iterator that is made inside say so when a generator has moved."""
-    noticing = Noticing(loader)
+    noticing = WatchingCollate(loader)
     loader.collate_fn, loader.worker_init_fn = noticing, noticing.begin
     try:
         yield
