@@ -1,4 +1,4 @@
-"""Who answers for a function of sharded tensors: a decision that is kept, a rule, or a gather."""
+"""Dispatch of functions of sharded tensors: by a cached decision, by a rule, or by a gather."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from autoddp.view.state import View
 from autoddp.view.table import GRAPH, in_place, is_mutable, original_of, refusal, rule_for
 from autoddp.view.work import SHARDED, WHOLE
 
-MAX_DECISIONS = 16384  # decisions that are kept
-FUNCTION = int(Code.FUNCTION)  # a member of an enumeration is found more slowly
+MAX_DECISIONS = 16384  # cached decisions
+FUNCTION = int(Code.FUNCTION)  # an enum member is slower to look up
 GATHER = object()  # the decision to gather
-NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
+NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # numpy's names, which torch accepts too
 
 
 def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Answer as `__torch_function__`: by a decision that was made before, if there is one."""
+    """Implement `__torch_function__`; use the cached decision for this schema if there is one."""
     key = schema_of(func, args, kwargs)
     if key is None:
         return compute(func, args, kwargs or {})
@@ -53,7 +53,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     decision, context = view.decisions.get(key), view.context
     if (
         decision is None
-        # outside of the script's thread, and of what sees whole tensors alone, nothing is decided
+        # in threads, transforms, modes and autograd functions other answers hold
         or context.depth[FUNCTION]
         or get_ident() != context.thread
         or transform()
@@ -73,9 +73,9 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any:
-    """Compute by rule, or on the whole, as always under a transform of torch.func.
+    """Compute by the rule of `func`, else on the whole batch, as in a transform of `torch.func`.
 
-    A mode of the script's (`FlopCounterMode`) sees operators, which are to be those of the batch.
+    Under a mode of the script (`FlopCounterMode`) it sees operators, and these see the whole batch.
     """
     me = first_of(args, kwargs)
     view: View = me.owner
@@ -94,16 +94,16 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> An
 
 
 def _refreshed(func: Any, args: Any, out: Any) -> Any:
-    """Bring up to date what the script holds of a batch that `func` wrote into; return `out`."""
+    """Update exported memory of a batch that `func` wrote into in place; return `out`."""
     if args and type(args[0]) is ShardedTensor and in_place(func):
         args[0].refresh()
     return out
 
 
 def _rules_are_off(view: View, me: Any) -> bool:
-    """Return whether a rule has no place: in the script's own autograd function, and in a thread.
+    """Return whether rules do not apply: in an autograd function of the script, and in threads.
 
-    A batch with a graph has its gradient from this rank's rows, wherever it goes on.
+    They do apply to a batch with a graph in a thread: its gradient arrives by local rows.
     """
     context = view.context
     in_thread = context.in_thread() and not me.local.requires_grad
@@ -111,15 +111,15 @@ def _rules_are_off(view: View, me: Any) -> bool:
 
 
 def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any) -> Any:
-    """Compute by the rule of `func`, and keep its decision; NotImplemented without one.
+    """Compute by the rule of `func` and cache its decision; NotImplemented if there is no rule.
 
-    Rules find what they work on at its place, and read torch's own names of arguments.
+    Rules read positional arguments first, and torch's own names of keyword arguments.
     """
     rule = rule_for(func)
     if rule is None and (known := original_of(func)) is not None:
         return compute(known, args, kwargs)
     leaves = leaves_in(args, kwargs)
-    # torch's name of a first argument, but for `where`
+    # `input` is torch's name of a first argument, except for `where`
     if not args and "input" in kwargs and "condition" not in kwargs:
         kwargs, key = {**kwargs}, None
         args = (kwargs.pop("input"),)
@@ -142,14 +142,14 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
 
 
 def _reduced(x: Any) -> Any:
-    """Return the value of a partial sum, which meets sharded tensors as a replicated one."""
+    """Reduce a partial sum, which is replicated to functions of sharded tensors."""
     return x.full() if type(x) is Partial else x
 
 
 def _blocks_rule(x: Any, by_decision: bool) -> bool:
-    """Return whether `x` keeps a rule from answering: a class that does so itself sees the whole.
+    """Return whether `x` rules out a rule: a tensor subclass with `__torch_function__` of its own.
 
-    So does a decision if a rank has no rows, of which torch refuses many a function.
+    Cached rules are also ruled out if a rank has no rows: torch refuses many empty inputs.
     """
     kind = type(x)
     if kind is ShardedTensor:
@@ -162,7 +162,7 @@ def _blocks_rule(x: Any, by_decision: bool) -> bool:
 
 
 def fall_back(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Gather what `func` is given, and compute it as one process would."""
+    """Gather the arguments and call `func` on the whole batch; the report counts the bytes."""
     sharded = [x for x in leaves_in(args, kwargs) if type(x) is ShardedTensor]
     if sharded:
         view = sharded[0].spec.view
@@ -172,7 +172,7 @@ def fall_back(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool = False) -> Any:
-    """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
+    """Call `func` on gathered tensors and copy writes back, also those `untracked` by torch."""
     leaves = [x for x in leaves_in(args, kwargs) if isinstance(x, (ShardedTensor, Partial))]
     wholes: dict[int, Tensor] = {}
     for x in leaves:
@@ -185,14 +185,12 @@ def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool 
         if isinstance(x, ShardedTensor):
             x.sync_after(out, func, untracked)
         if is_it:
-            out = x  # an operation in place returns what it was called on
+            out = x  # an in-place function returns its argument
     return out
 
 
-def dispatch_below_autograd(
-    cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
-) -> Any:
-    """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
+def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Implement `__torch_dispatch__`: compute on the whole what reaches it, or refuse it."""
     kwargs = kwargs or {}
     wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
     if wants and any(
@@ -208,6 +206,6 @@ def dispatch_below_autograd(
     return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-_answers: Any = DistributedTensor  # mypy knows these two only as torch declares them
+_answers: Any = DistributedTensor  # mypy rejects assigning these two methods
 _answers.__torch_function__ = classmethod(dispatch)
-_answers.__torch_dispatch__ = classmethod(dispatch_below_autograd)
+_answers.__torch_dispatch__ = classmethod(torch_dispatch)
