@@ -182,7 +182,7 @@ def memory_of(x: Tensor) -> int | None:
     """Return an identifier of the storage of `x`; None if it has no strided layout."""
     if x.layout is not torch.strided:
         return None
-    storage: Any = x.untyped_storage()  # fake storages have no address
+    storage: Any = x.untyped_storage()  # of a FunctionalTensor it has no address
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 

@@ -113,7 +113,7 @@ def _rules_are_off(view: View, me: Any) -> bool:
 def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any) -> Any:
     """Compute by the rule of `func` and cache its decision; NotImplemented if there is no rule.
 
-    Rules read positional arguments first, and torch's own names of keyword arguments.
+    Rules get `input=` as the first argument, and torch's names in place of numpy's.
     """
     rule = rule_for(func)
     if rule is None and (known := original_of(func)) is not None:

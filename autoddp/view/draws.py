@@ -32,11 +32,6 @@ LIKE = ("rand_like", "randn_like", "randint_like")
 DROPOUT = ("dropout_p", "dropout", "p")  # the probability, in operators with dropout inside
 
 
-def is_random(func: Any) -> bool:
-    """Return whether an operator draws from a generator."""
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
 class Draws(DispatchMode):
     """A mode that replaces draws for local rows by draws for the whole batch.
 
@@ -56,7 +51,7 @@ class Draws(DispatchMode):
             parts = parts_of(self, func, *args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        if not is_random(func):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         drawn = self._draw(func, func.overloadpacket.__name__, args, kwargs)
         return func(*args, **kwargs) if drawn is NotImplemented else drawn

@@ -47,7 +47,7 @@ class ModuleEntry:
             self.view.work.turn(work)
 
     def _batch_dim(self, module: nn.Module) -> int:
-        """Return the batch dimension of inputs: 1 if a part of the module has `batch_first=False`."""
+        """Return the batch dimension of inputs: 1 if a submodule has `batch_first=False`.
 
         The first call also records the order of the module's parameters.
         """

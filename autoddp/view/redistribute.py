@@ -18,12 +18,6 @@ from torch.autograd.function import Function
 from autoddp.view.shard_sizes import ShardSizes
 
 
-def order_of(x: Tensor) -> list[int]:
-    """Return the dimensions of `x` in their order in memory, the outermost first."""
-    strides, sizes = x.stride(), x.shape
-    return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
-
-
 def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
     """Return an uninitialised tensor with its dimensions in this order in memory.
 
@@ -33,11 +27,12 @@ def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Te
 
 
 def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
-    """Return the order of the whole's dimensions in memory, the same on all ranks.
+    """Return the dimensions of the whole as they are in memory, the outermost first.
 
-    A dimension of size 1 hides its place; then rank 0, which has the most rows, decides.
+    A dimension of size 1 hides its place: then rank 0, which has the most rows, decides for all.
     """
-    order = order_of(local)
+    strides, shape = local.stride(), local.shape
+    order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] < 2, k))
     if sizes.smallest > 1 or local.dim() < 2:
         return order
     found = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())

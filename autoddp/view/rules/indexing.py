@@ -1,4 +1,4 @@
-"""Indexing that leaves the shard dimension alone, reading and writing."""
+"""Reading and writing by an index that leaves the shard dimension alone."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from autoddp.view.rules.operands import MISALIGNED, aligned, local_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
-MARK = 1_000_003  # a size that nothing else has
+MARK = 1_000_003  # a size that marks the shard dimension
 INDICES = (torch.int64, torch.int32, torch.bool)
-# an index as this rank has it, where it puts the batch, and how many dimensions the result has
+# local index, shard dimension of the result, number of its dimensions
 Own = tuple[tuple[Any, ...], int, int]
 
 
 @rule("__getitem__")
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Index all rows and anything before or behind: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
+    """Read by an index that takes all rows: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
-    tensors = _holds_tensors(index)  # whose values and dtypes count, so that nothing is kept
+    tensors = _holds_tensors(index)  # values count, so that no decision is cached
     found = _own(me, index) if is_sharded(me) else None
     if found is None:
         return GATHER_ONCE if tensors else NotImplemented
@@ -35,7 +35,7 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("__setitem__")
 def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Write a number, or what belongs to the same rows, into all rows: `x[:, 0] = 1`."""
+    """Write a number, or a tensor with the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
     tensors = _holds_tensors(index)
     found = _own(me, index) if is_sharded(me) else None
@@ -51,15 +51,15 @@ def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _holds_tensors(index: Any) -> bool:
-    """Return whether an index is, or holds, a tensor."""
+    """Return whether an index is or contains a tensor."""
     items = index if isinstance(index, tuple) else (index,)
     return any(isinstance(x, Tensor) for x in items)
 
 
 def _own(me: ShardedTensor, index: Any) -> Own | None:
-    """Return an index that takes all rows, as this rank has it; None for any other.
+    """Return the local form of an index that takes all rows in order; None for any other.
 
-    It leaves the rows alone, or an item that is `arange(B)` takes each with its own of the others.
+    The item of the shard dimension is `:`, or `arange(B)` with other indices for each row.
     """
     found = _spelled(me, index)
     if found is None:
@@ -89,12 +89,12 @@ def _own(me: ShardedTensor, index: Any) -> Own | None:
     try:
         shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
     except IndexError:
-        return None  # as on the whole
+        return None  # raised again on the whole
     return (tuple(mine), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
 
 
 def _spelled(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
-    """Return an index with a slice for each dimension left out, and which item takes the rows."""
+    """Return the index with a slice for each omitted dimension, and the item of the rows."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) or isinstance(i, Tensor)
                for i in items):  # fmt: skip
@@ -118,14 +118,14 @@ def _spelled(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
 
 
 def _takes(item: Any) -> int:
-    """Return how many dimensions an item of an index takes."""
+    """Return the number of dimensions that an item of an index consumes."""
     if isinstance(item, Tensor):
         return item.dim() if item.dtype is torch.bool else 1
     return int(item is not None and item is not Ellipsis)
 
 
 def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
-    """Return along which of `ndim` broadcast dimensions `x` is `arange(B)`, if it is."""
+    """Return which of `ndim` broadcast dimensions `x` numbers, if it is `arange(B)`; else None."""
     total = me.sizes.total
     if type(x) is not Tensor or x.numel() != total or total < 2 or max(x.shape) != total:
         return None
@@ -139,7 +139,7 @@ def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
 def _index_of_rows(
     item: Any, me: ShardedTensor, dim: int | None, ndim: int, rows: bool
 ) -> tuple[Any, list[Any]] | None:
-    """Return an item of an index as this rank has it, and one that marks where rows go."""
+    """Return the local form of an item, and a meta item that marks the shard dimension."""
     if not isinstance(item, Tensor):
         return item, [item]
     if item.dtype is torch.bool:

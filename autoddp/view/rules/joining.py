@@ -1,7 +1,7 @@
-"""Joining tensors, and batches one behind the other, as the views of an image are.
+"""Concatenation and stacking, and batches in blocks, as two views of each image make them.
 
-Each of these is a block of one batch, and a rank holds its rows of each block. So a model is called
-with all of them, what it gives is taken apart again, and no rank needs another's rows.
+Batches that are concatenated become blocks of one batch, of each of which a rank holds its rows. A
+model runs on all of them, and its output is split into blocks again, without communication.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from autoddp.view.table import rule
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Join sharded tensors of equal sizes, and replicated ones of as many rows.
+    """Join sharded tensors of equal sizes, and rows of replicated ones.
 
-    Along the batch only sharded ones are joined.
+    Along the shard dimension all must be sharded.
     """
     given = arguments(func, args, kwargs)
     tensors, name = given.get("tensors"), func.__name__
@@ -37,7 +37,7 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if not new and along == first.shard_dim:
         return _join_rows(args, kwargs, tensors, first)
-    # `cat` passes over tensors of shape (0,)
+    # `cat` ignores tensors of shape (0,)
     items = [x if x.shape == (0,) and not new else row_operand(x, first) for x in tensors]
     if any(x is MISALIGNED for x in items):
         return NotImplemented
@@ -47,7 +47,7 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _join_rows(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTensor) -> Any:
-    """Join batches of equal sizes along the batch: what comes of it consists of blocks."""
+    """Concatenate batches of equal sizes along the shard dimension, into blocks."""
     joined = [x for x in tensors if is_sharded(x) or x.shape != (0,)]
     if not all(is_sharded(x) and x.dim() == first.dim() for x in joined):
         return NotImplemented
@@ -61,7 +61,7 @@ def _join_rows(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTe
 
 
 def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Take a batch that consists of blocks apart between them, by `chunk` or `split`."""
+    """Split a batch between its blocks, by `chunk` or `split`."""
     given = arguments(func, args, kwargs)
     if func.__name__ not in ("chunk", "split") or len(given) != 3:
         return NotImplemented
@@ -85,7 +85,7 @@ def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]
 
 @rule("repeat_interleave")
 def repeat_interleave(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Repeat the elements of each row, or each row, an equal number of times."""
+    """Repeat the elements of each row, or all rows equally often."""
     given = arguments(func, args, kwargs)
     me, times = given.get("input"), given.get("repeats")
     if not is_sharded(me) or type(times) is not int or times < 1:

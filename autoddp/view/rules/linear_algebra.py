@@ -1,4 +1,4 @@
-"""Products of matrices: rows by weights, and batches of matrices by batches of equal sizes."""
+"""Matrix products: rows by weights, and batches of matrices by batches of equal sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dim, sizes = lead.placement
     behind = lead.dim() - dim
     if behind > 2 and other.dim() > 2:
-        # along a dimension before the matrices, which broadcasting aligns from behind
+        # the shard dimension is before the matrices; broadcasting aligns it from the end
         ndim = max(lead.dim(), other.dim())
         found = aligned(other, sizes, ndim - behind, ndim)
         if found is MISALIGNED:
@@ -59,9 +59,9 @@ def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("einsum")
 def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `einsum` where all sharded operands have the batch under one letter, and the result.
+    """Compute `einsum` if all sharded operands have the batch under one letter of the result.
 
-    Of a replicated operand that has the letter a rank takes its rows.
+    A replicated operand with that letter takes part with this rank's rows.
     """
     if len(args) < 2 or kwargs or type(args[0]) is not str:
         return NotImplemented
@@ -82,7 +82,7 @@ def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | None:
-    """Return the letters of operands and result, with some for what an ellipsis stands for."""
+    """Return the letters of operands and result, with an ellipsis replaced by unused letters."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(operands) or not all(isinstance(x, Tensor) for x in operands):
@@ -99,7 +99,7 @@ def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | N
 
 
 def _with_letter(x: Any, names: str, letter: str, me: Any) -> Any:
-    """Return how an operand of `einsum` takes part, the batch lying under `letter`."""
+    """Return the form of an `einsum` operand in a local call, with the batch under `letter`."""
     if names.count(letter) > 1 or len(names) != x.dim():
         return MISALIGNED
     if is_sharded(x):

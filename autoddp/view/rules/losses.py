@@ -1,7 +1,7 @@
-"""The standard losses: sums over this rank's rows, so that large logits never travel.
+"""Losses, as sums over local rows: large logits are never gathered.
 
-The denominator of a mean is known to all ranks without talking, as rows and elements are. Where
-targets may hold ignored ones, or weigh differently, it is reduced with the sum.
+The denominator of a mean is known without communication if it counts rows or elements. With ignored
+or weighted targets it is reduced together with the sum.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
-    """Sum a loss over this rank's rows; return the sum and the dtype that torch gives it.
+    """Sum a loss over local rows; return the sum and the dtype that torch gives it.
 
-    Half precision is summed in float32, where it cannot overflow; under autocast a loss is float32.
+    Half precision is summed in float32, to avoid overflow; under autocast a loss is float32.
     """
     if args[0].dtype in LOW:
         out: Tensor = func(*args, reduction="none", **kwargs)
@@ -35,7 +35,7 @@ def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
     return total, total.dtype
 
 
-# A term for each element, or for each row of tensors of one shape.
+# losses with a term for each element, and with one for each row
 ELEMENTS = (
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "soft_margin_loss"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
@@ -44,14 +44,14 @@ ROWS = (
     *("margin_ranking_loss", "hinge_embedding_loss", "cosine_embedding_loss"),
     *("triplet_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"),
 )
-# these have a reduction of their own behind them, and its node in the graph
+# these are composed of a loss and a reduction, whose node is the last in the graph
 APART = ("l1_loss", "kl_div", *ROWS)
 NODES = {"mean": "MeanBackward0", "sum": "SumBackward0", "batchmean": "DivBackward0"}
 
 
 @uncached_rule(*ELEMENTS, *ROWS)
 def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a loss with a term for each element or row: the number of all terms is known."""
+    """Compute a loss whose number of terms follows from shapes: elements or rows."""
     given, name = arguments(func, args, kwargs), func.__name__
     me, reduction = next(iter(given.values()), None), given.pop("reduction", None)
     legacy = given.pop("size_average", None) is not None or given.pop("reduce", None) is not None
@@ -66,7 +66,7 @@ def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if (name, reduction) == ("kl_div", "mean"):
         nothing = torch.zeros(1, device="cpu")
-        func(nothing, nothing)  # warns of "mean", as on the whole
+        func(nothing, nothing)  # warns of "mean"
     terms = func(**mine, reduction="none")
     if reduction == "none":
         return ShardedTensor(terms, me.sizes, me.shard_dim)
@@ -78,16 +78,16 @@ def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _elements(given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None:
-    """Return the local arguments of a loss of elements, where input and target have one shape."""
+    """Return the local arguments of a loss by elements, of input and target of one shape."""
     if not isinstance(given["target"], Tensor) or given["target"].shape != me.shape:
-        return None  # by shapes of the whole: those of one row are not every rank's
+        return None  # whole shapes decide: with one row local ones may differ between ranks
     mine = {k: local_operand(v, me.sizes, me.shard_dim, me.dim()) for k, v in given.items()}
     return None if any(x is MISALIGNED for x in mine.values()) else mine
 
 
 def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None:
-    """Return the local arguments of a loss of rows, the batch first; others broadcast."""
-    vectors = name.startswith(("cosine", "triplet"))  # one is no batch
+    """Return the local arguments of a loss by rows, sharded along dimension 0; else None."""
+    vectors = name.startswith(("cosine", "triplet"))  # a single vector is no batch
     if me.shard_dim != 0 or not me.sizes.smallest or not me.numel() or me.dim() < 1 + vectors:
         return None
     shapes = (me.shape, me.shape[:1] if name.startswith("cosine") else me.shape)
@@ -101,7 +101,7 @@ def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any]
 
 
 def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str) -> Partial:
-    """Return the mean of `count` terms, of which `total` is this rank's sum; divided once."""
+    """Return the mean of `count` terms whose local sum is `total`; it is divided once."""
     if count == 1:
         return Partial(total, view, dtype, node=node)
     known = view.pending.add(total, count) if count else None
@@ -110,7 +110,7 @@ def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str)
 
 @uncached_rule("cross_entropy", "nll_loss")
 def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a loss with a term for each target that is not ignored."""
+    """Compute a loss with a term for each target that is not `ignore_index`."""
     given = arguments(func, args, kwargs)
     if not given or func not in (F.cross_entropy, F.nll_loss):
         return NotImplemented
@@ -126,7 +126,7 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if given.get("label_smoothing") and given.get("weight") is not None and reduction == "mean":
         return NotImplemented
-    dim = me.shard_dim  # targets have no dimension of classes, but as probabilities
+    dim = me.shard_dim  # targets lack the dimension of classes, unless they are probabilities
     dim -= dim > 0 and target.dim() < me.dim()
     mine = target.local if is_sharded(target) else full(target)
     if is_sharded(target) and target.placement != (dim, me.sizes):
@@ -138,7 +138,7 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = {k: replicated_operand(v, me.sizes) for k, v in given.items()}
     if MISALIGNED in [v for v in given.values() if not isinstance(v, Tensor)]:
         return NotImplemented
-    if reduction == "none":  # without the dimension of classes, also where targets have it
+    if reduction == "none":  # has no dimension of classes
         out = func(me.local, mine, reduction="none", **given)
         return ShardedTensor(out, me.sizes, me.shard_dim - (me.shard_dim > 0))
     total, dtype = _sum(func, me.local, mine, **given)
@@ -155,10 +155,10 @@ def _mean(
     given: dict[str, Any],
     dtype: torch.dtype,
 ) -> Any:
-    """Divide the sum by its denominator: known, or reduced with the sum."""
+    """Divide the sum by its denominator, known or reduced with the sum."""
     view, node = me.sizes.view, node_name(total)
     terms = prod(me.shape) // max(me.shape[1], 1)
-    if mine.is_floating_point():  # class probabilities: none is ignored
+    if mine.is_floating_point():  # class probabilities are never ignored
         named_so = node if node == "AddBackward0" else "DivBackward1"
         return mean_of(total, terms, view, dtype, named_so)
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)

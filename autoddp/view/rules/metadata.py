@@ -1,4 +1,4 @@
-"""Attributes and metadata, which the script sees of the whole batch."""
+"""Attributes and metadata of the whole batch; its gradient, hooks and `.data`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autoddp.view.table import attribute_rule, rule, uncached_rule
     "is_inference",
 )
 def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let the wrapper answer for metadata, as it has the shape of the whole."""
+    """Read metadata from the wrapper, which has the shape of the whole batch."""
     if func is Tensor.__len__ and isinstance(args[0], Partial):
         return NotImplemented  # len() of a 0-dim tensor raises
     with plain_tensors():
@@ -37,10 +37,9 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("is_pinned", "is_shared")
 def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return whether the batch's memory is pinned, or shared.
+    """Return whether the batch's memory is pinned or shared.
 
-    As this rank's rows lie, so lie all, unless the script has had the whole, and done something to
-    it.
+    The local rows tell, and any whole that the script may have pinned or shared.
     """
     me, *rest = args
     return (
@@ -52,7 +51,7 @@ def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("record_stream")
 def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Record a stream on which whatever memory there is of the batch may be read."""
+    """Record a stream that reads the batch, for each of its tensors."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
@@ -62,14 +61,14 @@ def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _memory_holders(me: Any) -> list[Tensor]:
-    """Return this rank's rows, and the whole where it was gathered or exported."""
+    """Return the local rows, and the gathered or exported wholes."""
     wholes = [me._whole, *(each.whole for each in me.aliases.exported.values())]
     return [me.local, *(x for x in wholes if x is not None)]
 
 
 @attribute_rule("grad_fn", "is_leaf")
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return `grad_fn` or `is_leaf` of this rank's part, below a node of one process's kind."""
+    """Return `grad_fn` or `is_leaf` of the local tensor, under the node name of one process."""
     me = args[0]
     if isinstance(me, Partial) and not me.unread:
         return func(me.full(), *args[1:])
@@ -84,7 +83,7 @@ def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("__repr__")
 def represent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Print the batch as a leaf if this rank's rows are one."""
+    """Print a leaf as a leaf, which the gathered batch is not."""
     me = args[0]
     if not is_sharded(me) or not me.local.requires_grad or not me.local.is_leaf:
         return NotImplemented
@@ -93,13 +92,13 @@ def represent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @attribute_rule("requires_grad")
 def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Read `requires_grad` from this rank's part; set it on rows only."""
+    """Read `requires_grad` from the local tensor; set it on a sharded one only."""
     me = args[0]
     if len(args) > 1 and isinstance(args[1], bool):
         if not isinstance(me, ShardedTensor):
             return NotImplemented
         if not me.local.is_leaf:
-            me.local.requires_grad = args[1]  # which torch refuses, in its own words
+            me.local.requires_grad = args[1]  # torch raises its own error
         _require(me, args[1])
         return None
     return me.local.requires_grad
@@ -107,7 +106,7 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("requires_grad_")
 def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Set whether the script wants the gradient of an input, a leaf of this rank alone."""
+    """Set whether an input needs a gradient; its local rows are a leaf of this rank alone."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
@@ -121,24 +120,24 @@ def _require(me: ShardedTensor, yes: bool) -> None:
     local.requires_grad_(yes)
     if fresh and not hasattr(local, "_autoddp_rows"):  # a hook outlives requires_grad_(False)
         view = me.sizes.view
-        local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
-        # .grad is what the script reads: at true scale
+        local._autoddp_rows = True  # type: ignore[attr-defined]  # excludes it from averaging
+        # the script reads .grad at true scale
         local.register_hook(lambda g: g / view.group.size)
 
 
 @uncached_rule("retain_grad")
 def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Retain the gradient of this rank's part; reading .grad gives the true one."""
+    """Retain the gradient of the local tensor; `.grad` returns it at true scale."""
     me = args[0]
     if not _has_graph(me) or me.local.is_leaf:
         return None if is_sharded(me) else NotImplemented
-    if getattr(me.local, "_autoddp_retains", None) is None:  # as in torch, a second call is none
+    if getattr(me.local, "_autoddp_retains", None) is None:  # a second call does nothing
         _retain(me.local, me.owner.group.size)
     return None
 
 
 def _retain(holder: Any, size: int) -> None:
-    """Keep a gradient, at the true scale, by the last hook, as torch does, whoever adds others."""
+    """Keep the gradient at true scale in a hook that runs after all others, as torch's does."""
     before = getattr(holder, "_autoddp_retains", None)
     if before is not None:
         before.remove()
@@ -160,7 +159,7 @@ def _hooked(holder: Any, hook: Any, size: int) -> Any:
 
 @attribute_rule("grad")
 def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Read or set the gradient of the batch, by rows, at the true scale."""
+    """Read or set the gradient of the batch, sharded and at true scale."""
     me = args[0]
     if isinstance(me, Partial):
         kept = getattr(me.local, "_autoddp_grad", None)
@@ -176,13 +175,13 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None
     found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
     if found is None and not me.local.is_leaf:
-        _ = me.local.grad  # torch warns of that
+        _ = me.local.grad  # torch warns
     return None if found is None else ShardedTensor(found, me.sizes, me.shard_dim)
 
 
 @attribute_rule("data")
 def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the same rows, without their graph, or put others in their place."""
+    """Return the batch without its graph, or replace its memory."""
     me = args[0]
     if not is_sharded(me):
         return NotImplemented
@@ -194,9 +193,9 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _take_memory(me: ShardedTensor, value: Any) -> None:
-    """Give a batch the memory of another tensor; views of what it had before go their own way."""
+    """Replace the memory of a batch by that of `value`; former views keep the old memory."""
     me.local.data = _local_value(me, value)
-    me._whole = None  # was gathered of the memory before
+    me._whole = None  # gathered from the old memory
     if is_sharded(value) and value.placement == me.placement:
         me.aliases_if_any = value.aliases
         return
@@ -206,11 +205,11 @@ def _take_memory(me: ShardedTensor, value: Any) -> None:
 
 
 def _local_value(me: ShardedTensor, value: Any) -> Tensor:
-    """Return this rank's rows of a tensor that is put in the place of another."""
+    """Return this rank's rows of a tensor that replaces the batch."""
     if value.shape != me.shape:
         raise BadInput(
-            f"a tensor of shape {tuple(value.shape)} in the place of a batch of {tuple(me.shape)}, "
-            "of which each rank holds its rows; give it a name of its own, or run with --view local"
+            f"a tensor of shape {tuple(value.shape)} cannot replace a batch of {tuple(me.shape)} "
+            "in place, as each rank holds its rows; give it another name, or run with --view local"
         )
     if is_sharded(value) and value.placement == me.placement:
         return value.local
@@ -219,7 +218,7 @@ def _local_value(me: ShardedTensor, value: Any) -> Tensor:
 
 @uncached_rule("register_hook")
 def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Register a hook, which sees the gradient of the batch by rows, at the true scale."""
+    """Register a hook, which gets the gradient sharded and at true scale."""
     me, hook = args
     if not is_sharded(me):
         return _hook_sum(me, hook) if _has_graph(me) else NotImplemented
@@ -237,7 +236,7 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _hook_sum(me: Partial, hook: Any) -> Any:
-    """Register a hook on a sum that no rank has read: on its part, whose gradient is the sum's."""
+    """Register a hook on an unread sum: on its local term, which has the gradient of the sum."""
     size = me.owner.group.size
 
     def on_part(g: Tensor) -> Tensor | None:
@@ -248,16 +247,16 @@ def _hook_sum(me: Partial, hook: Any) -> Any:
 
 
 def _has_graph(me: Any) -> bool:
-    """Return whether a gradient comes by what this rank holds of a tensor."""
+    """Return whether gradients reach the local tensor of `me`."""
     return is_sharded(me) or (isinstance(me, Partial) and unread(me) and me.local.requires_grad)
 
 
 def _wrapped_gradient(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
-    """Return a gradient by rows, one object for all hooks of a tensor: they may mark it."""
+    """Return a sharded gradient; all hooks of a tensor get one object, which they may mark."""
     wrapped: ShardedTensor | None = getattr(g, "_autoddp_shown", None)
     if wrapped is None or wrapped.sizes is not sizes or wrapped.shard_dim != at:
         wrapped = ShardedTensor(g if scale == 1 else g / scale, sizes, at)
-        if scale != 1:  # else both would hold each other
+        if scale != 1:  # avoids a reference cycle
             g._autoddp_shown = wrapped  # type: ignore[attr-defined]
     return wrapped
 
@@ -267,13 +266,13 @@ CASTS = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "in
 
 @rule(*CASTS, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
 def cast_or_copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Cast, move or copy the batch, which keeps the same rows."""
+    """Cast, move or copy the batch; the placement stays."""
     me, *rest = args
     if isinstance(me, Partial):
         return copy_or_cast(func, args, kwargs)
     if not is_sharded(me):
         return NotImplemented
     if func.__name__ == "contiguous" and me.sizes.smallest < 2 and not me.is_contiguous(**kwargs):
-        # a rank of one row may have it contiguous already, where one process copies
+        # a single row may be contiguous already, where one process copies
         return ShardedTensor(me.local.clone().contiguous(*rest, **kwargs), me.sizes, me.shard_dim)
     return LocalCall(args, kwargs, me.placement, aliases=True)

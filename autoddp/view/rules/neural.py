@@ -1,4 +1,4 @@
-"""Functions of layers: attention, BatchNorm over the rows of all ranks, recurrent layers."""
+"""Functions of layers: attention, normalization, recurrent layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoddp.view.table import rule, uncached_rule
 
 @rule("scaled_dot_product_attention")
 def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute attention of each row; with dropout the mask is drawn for all rows."""
+    """Compute attention of each row; the dropout mask is drawn for the whole batch."""
     given = arguments(func, args, kwargs)
     inputs: dict[str, Any] = {name: given.get(name) for name in ("query", "key", "value")}
     lead = next(filter(is_sharded, inputs.values()), None)
@@ -41,7 +41,7 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("multi_head_attention_forward", "gumbel_softmax")
 def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the function's own body: it is made of others, each of which has its rule."""
+    """Run the Python body of a composite function, whose parts have rules."""
     asked = ("has_torch_function", "has_torch_function_unary")
     before = [getattr(F, name) for name in asked]
     for name in asked:
@@ -55,9 +55,9 @@ def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("batch_norm")
 def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize by statistics of all rows, or by given ones, which each rank has.
+    """Normalize by statistics over all ranks, or by given ones.
 
-    A result is no decision: with statistics of all rows it is computed at each call.
+    The former is computed here at each call, and is never cached as a decision.
     """
     given = arguments(func, args, kwargs)
     me = given.pop("input", None)
@@ -74,7 +74,7 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not given["training"] or not view.batch_statistics:
         out = func(me.local, **given)
         return ShardedTensor(keep_layout(me.local, out), me.sizes)
-    if me.numel() == me.shape[1]:  # torch refuses a single value for each channel
+    if me.numel() == me.shape[1]:  # torch raises for a single value per channel
         func(torch.empty(me.shape, device="meta"), None, None, training=True)
     running = (given["running_mean"], given["running_var"], given["momentum"])
     over = (given["weight"], given["bias"], running, given["eps"], view.group)
@@ -83,7 +83,7 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("instance_norm")
 def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize each row by itself; running statistics follow all rows, so that these gather."""
+    """Normalize each row by itself; with running statistics, which mix rows, gather."""
     given = arguments(func, args, kwargs)
     me = given.pop("input", None)
     if func is not F.instance_norm or not is_sharded(me) or me.shard_dim != 0:
@@ -96,9 +96,9 @@ def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `lstm(input, hx, weights, bias, layers, dropout, train, both ways, batch_first)`.
+    """Compute `lstm(input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first)`.
 
-    With batch sizes as second argument rows are sorted by length: that gathers.
+    Gather the variant with batch sizes as second argument: its rows are sorted by length.
     """
     if len(args) != 9 or kwargs or not is_sharded(args[0]) or isinstance(args[3], (list, tuple)):
         return NotImplemented
@@ -115,13 +115,13 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return LocalCall(given, kwargs, out)
     if me.device.type != "cpu":
         return NotImplemented
-    # between layers time comes first
+    # between layers the first dimension is time
     return DrawingCall(given, kwargs, out, drawn=(1, me.sizes))
 
 
 @rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `lstm_cell(input, hx, weights and biases)`, one step of each row."""
+    """Compute `lstm_cell(input, hx, *weights)`, one step of each row."""
     if len(args) < 4 or kwargs or any_sharded(args[2:]):
         return NotImplemented
     hx = args[1]

@@ -1,4 +1,4 @@
-"""The rules that keep an unread sum unread: scaling it, adding and subtracting."""
+"""Functions that keep a partial sum partial: scaling, adding and subtracting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import Partial
 from autoddp.view.table import in_place
 
-# what a function does, by its name without underscores
+# the linear operation of a function, by its name without underscores
 OPS = {
     **dict.fromkeys(("add", "radd", "iadd"), "add"),
     **dict.fromkeys(("sub", "subtract", "isub", "rsub"), "sub"),
@@ -22,7 +22,7 @@ OPS = {
 
 
 def unread(x: Any) -> TypeGuard[Partial]:
-    """Return whether `x` is a sum of which each rank knows its part, still unread."""
+    """Return whether `x` is a partial sum whose local term is up to date."""
     return type(x) is Partial and x.unread
 
 
@@ -33,7 +33,7 @@ def _number(x: Any) -> bool:
 
 
 def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a pointwise function of a `Partial`: linear ones act on the parts."""
+    """Compute a pointwise function of a partial sum on its local term, if it is linear."""
     name = func.__name__.strip("_")
     op = OPS.get(name)
     if op is None or kwargs or len(args) > 2:
@@ -54,7 +54,7 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _assign(x: Any, out: Any) -> Any:
-    """Put `out` into `x` for `loss += term`, `loss /= 4`: the same tensor goes on, unread."""
+    """Assign `out` to `x` for `loss += term` or `loss /= 4`: `x` stays partial."""
     if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
         return NotImplemented
     x.local, x._part, x._node = out.local, out._part, out._node
@@ -72,10 +72,9 @@ def _sum(x: Any, y: Any, sign: int) -> Any:
 
 
 def _part(x: Any, known: Partial) -> Any:
-    """Return this rank's part of a term, None for what is no number.
+    """Return this rank's share of a term, None if it is no number.
 
-    A float is shared out over the ranks, as an int is that meets floats; any other number lies with
-    rank 0.
+    Floats, and ints added to floats, are divided by the number of ranks; rank 0 has all other ints.
     """
     if unread(x):
         return x.local
@@ -90,7 +89,7 @@ def _part(x: Any, known: Partial) -> Any:
 
 
 def _wrapped(known: Partial, other: Any, local: Tensor) -> Any:
-    """Wrap `local` in a `Partial` of the dtype that plain tensors would have given."""
+    """Wrap `local` in a `Partial` of the dtype that plain tensors give."""
     sums = [known, other] if type(other) is Partial else [known]
     if all(x.declared == x.local.dtype for x in sums):
         return Partial(local, known.owner)
@@ -100,7 +99,7 @@ def _wrapped(known: Partial, other: Any, local: Tensor) -> Any:
 
 
 def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Copy or cast an unread sum, which stays unread."""
+    """Copy or cast a partial sum, which stays partial."""
     me = args[0]
     if not unread(me) or len(args) > 1 or kwargs:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Reductions: to a number, over the batch by one all-reduce, or over each row."""
+"""Reductions: over all elements, over the batch, or within rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autoddp.view.rules.pointwise import pointwise
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
-LOW = (torch.float16, torch.bfloat16)  # summed in float32, as torch does inside
+LOW = (torch.float16, torch.bfloat16)  # summed in float32, as in torch's kernels
 
 
 @rule("sum", "mean", "max", "min", "any", "all")
 def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Reduce over dimensions, `x.mean(1)`, `x.sum((0, 2))`, or over all of the batch at once."""
+    """Reduce over dimensions, `x.mean(1)`, `x.sum((0, 2))`, or over all elements."""
     me = args[0]
     if is_sharded(me) and not args[1:] and not kwargs:
         return over_everything(func.__name__, me)
@@ -37,7 +37,7 @@ def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def over_everything(name: str, me: ShardedTensor) -> Any:
-    """Reduce to a number: a sum stays a part until somebody reads it; extremes are read at once."""
+    """Reduce to a number: a sum or mean stays partial until it is read."""
     local = me.local
     view = me.sizes.view
     if name in ("sum", "mean"):
@@ -59,7 +59,7 @@ def over_everything(name: str, me: ShardedTensor) -> Any:
 
 
 def over_batch(name: str, me: ShardedTensor, dims: list[int], given: dict[str, Any]) -> Any:
-    """Compute `x.sum(0)`, `x.mean((0, 2, 3))` by one all-reduce, at most as large as a row."""
+    """Compute `x.sum(0)` or `x.mean((0, 2, 3))` by one all-reduce of the local sums."""
     local, keepdim = me.local, given["keepdim"]
     if name not in ("sum", "mean") or given["dtype"] is not None:
         return NotImplemented

@@ -1,8 +1,8 @@
-"""Functions that treat a dimension as a batch: each row of a result needs that row of the inputs.
+"""Functions that compute each row of the result from the same row of the inputs.
 
-One table says which dimensions a function mixes, known from torch's documentation. Where the batch
-lies along another one, the function is called on local rows. Only speed rests on it: what is not in
-the table gathers.
+A table lists the dimensions that a function mixes, by torch's documentation. If the batch is along
+another one, the function is called on local rows. Only speed depends on the table: what is not in
+it gathers.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from autoddp.view.rules.operands import MISALIGNED, any_sharded, arguments, dims
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import in_place, rule
 
-# Which dimensions a call mixes, of an input of so many; None where no dimension is a batch.
+# (arguments, number of dimensions) -> dimensions that a call mixes; None if any may be
 MixedDims = Callable[[dict[str, Any], int], list[int] | None]
-# arguments that have the rows of the input; any other tensor is a weight, which is replicated
+# arguments with the rows of the input; other tensors are weights, and replicated
 ROW_ARGUMENTS = {"other", "y", "x2", "input2", "B", "indices", "grid", "per_sample_weights"}
 ROW_ARGUMENTS |= {"prepend", "append", "src", "source"}
 
 
 def named_dims(given: dict[str, Any], ndim: int) -> list[int] | None:
-    """Return the dimensions that the argument `dim` names, or `dims`."""
+    """Return the dimensions in the argument `dim` or `dims`."""
     return dims_of(given.get("dim", given.get("dims")), ndim)
 
 
 def last_dims(count: int) -> MixedDims:
-    """Return what mixes the last dimensions, so many of them."""
+    """Return a function that lists the last `count` dimensions."""
     return lambda given, ndim: list(range(ndim - count, ndim)) if ndim > count else None
 
 
 def all_but_first(wanted: int | None = None) -> MixedDims:
-    """Return what mixes all but the first dimension, of an input of so many (None: any)."""
+    """Return a function that lists all but the first of `wanted` dimensions (None: of any)."""
     return lambda given, ndim: list(range(1, ndim)) if ndim == (wanted or max(ndim, 2)) else None
 
 
 def no_dims(given: dict[str, Any], ndim: int) -> list[int] | None:
-    """Mix no dimension: what comes of an element lies at its place."""
+    """Return no dimensions: each element of the result depends on one element."""
     return []
 
 
@@ -53,7 +53,7 @@ def _layer_norm(given: dict[str, Any], ndim: int) -> list[int] | None:
 
 
 def _pad(given: dict[str, Any], ndim: int) -> list[int] | None:
-    """Return the dimensions that are padded; a width of zero pads nothing."""
+    """Return the padded dimensions; a width of zero pads nothing."""
     widths = [*given["pad"]]
     while widths[-2:] == [0, 0]:
         del widths[-2:]
@@ -61,12 +61,12 @@ def _pad(given: dict[str, Any], ndim: int) -> list[int] | None:
 
 
 def _embedding(given: dict[str, Any], ndim: int) -> list[int] | None:
-    """Mix nothing; with these options of `embedding` the indices of all rows count."""
+    """Return no dimensions, None for options that read the indices of all rows."""
     return None if given["max_norm"] is not None or given["scale_grad_by_freq"] else []
 
 
 def _embedding_bag(given: dict[str, Any], ndim: int) -> list[int] | None:
-    """Mix what is in a bag: a row of indices. Bags that offsets cut may lie across ranks."""
+    """Return the dimension of a bag, None for bags given by offsets, which may span ranks."""
     options = ("max_norm", "scale_grad_by_freq", "include_last_offset")
     if given["offsets"] is not None or any(given[name] for name in options):
         return None
@@ -74,7 +74,7 @@ def _embedding_bag(given: dict[str, Any], ndim: int) -> list[int] | None:
 
 
 def _one_hot(given: dict[str, Any], ndim: int) -> list[int] | None:
-    """Mix nothing if the number of classes is given; else the whole batch decides on it."""
+    """Return no dimensions if the number of classes is given; else it depends on all rows."""
     return [] if given["num_classes"] > 0 else None
 
 
@@ -127,13 +127,13 @@ DROP_DIMS: dict[str, MixedDims] = dict.fromkeys(
 
 
 def rowwise(mixed_dims: MixedDims, gone: bool, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call on local rows what mixes other dimensions, which are `gone` unless it keeps them."""
+    """Call a function on local rows if it mixes other dimensions, which `gone` removes."""
     given = arguments(func, args, kwargs)
     if not given or given.get("out") is not None:
         return NotImplemented
     names = {next(iter(given)), *(ROW_ARGUMENTS & given.keys())}
     if isinstance(index := given.get("index"), Tensor) and index.dim() > 1:
-        names.add("index")  # of each row its own, as `gather` takes it
+        names.add("index")  # an index for each row, as in `gather`
     rows = {name: x for name in names if isinstance(x := given[name], Tensor)}
     lead = next(filter(is_sharded, rows.values()), None)
     if lead is None or any_sharded(x for name, x in given.items() if name not in rows):
@@ -152,7 +152,7 @@ def rowwise(mixed_dims: MixedDims, gone: bool, func: Any, args: Any, kwargs: dic
 
 
 def row_operand(x: Tensor, lead: ShardedTensor) -> Any:
-    """Return how a tensor takes part that has as many rows along the same dimension as `lead`."""
+    """Return the form of a tensor in a local call, whose rows are those of `lead`."""
     if x.dim() != lead.dim() or x.shape[lead.shard_dim] != lead.sizes.total:
         return MISALIGNED
     if is_sharded(x):
@@ -163,7 +163,7 @@ def row_operand(x: Tensor, lead: ShardedTensor) -> Any:
 def with_arguments(
     names: Any, args: Any, kwargs: dict[str, Any], new: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments with `new` ones in the place of those of the same names."""
+    """Return the arguments, with those named in `new` replaced."""
     args = [new.get(name, x) for name, x in zip(names, args, strict=False)]
     return args, {name: new.get(name, x) for name, x in kwargs.items()}
 
@@ -171,14 +171,16 @@ def with_arguments(
 for _gone, _table in ((False, KEEP_DIMS), (True, DROP_DIMS)):
     for _name, _mixed in _table.items():
         rule(_name)(partial(rowwise, _mixed, _gone))
-rule(F.embedding)(partial(rowwise, _embedding, False))  # of torch.embedding the table is first
+rule(F.embedding)(
+    partial(rowwise, _embedding, False)
+)  # torch.embedding has another order of arguments
 rule(F.unfold)(partial(rowwise, all_but_first(4), False))  # Tensor.unfold is another function
 rule(F.fold)(partial(rowwise, all_but_first(3), False))
 
 
 @rule("group_norm")
 def group_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize groups of channels of each row; torch refuses a group of a single value."""
+    """Normalize groups of channels in each row; torch refuses groups of a single value."""
     given = arguments(func, args, kwargs)
     if not given or given["input"].shape[1:].numel() == given["num_groups"]:
         return NotImplemented
