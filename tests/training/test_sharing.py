@@ -280,7 +280,7 @@ def test_batches_are_those_of_one_process(seen, name, nproc):
 @pytest.mark.parametrize(
     ("name", "why"),
     {
-        "batches_that_cannot_be_pickled": "cannot be handed over",
+        "batches_that_cannot_be_pickled": "cannot be sent to other ranks",
         "batches_with_a_gradient": "need a gradient",
         "own_collate_and_a_generator_of_its_own": "from a generator of its own",
     }.items(),

@@ -1,7 +1,7 @@
-"""A message to another rank of the node: a pickle, and the memory of large tensors beside it.
+"""A message between ranks of a node: a pickle, with the memory of large tensors out of band.
 
-torch's own ways to pickle a tensor for another process write a file, lose the conjugate bit, or
-hand a descriptor to a single receiver.
+torch's own pickling between processes writes a file, loses the conjugate bit, or passes a file
+descriptor to one receiver only.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch.multiprocessing.reductions import reduce_typed_storage
 
 from autoddp.comm.accelerator import CPU
 
-MIN_BUFFER = 1 << 16  # bytes of memory that travel beside the pickle
-MAX_DESCRIPTORS = 64  # descriptors of one message
-HEADER = struct.Struct("3q")  # bytes of the pickle, how many parts there are, how many descriptors
-PART = struct.Struct("3q")  # bytes, the number of a descriptor or -1, where they begin there
-MARK = b"."  # descriptors come with a byte
+MIN_BUFFER = 1 << 16  # bytes; smaller buffers are part of the pickle
+MAX_DESCRIPTORS = 64  # file descriptors of one message
+HEADER = struct.Struct("3q")  # size of the pickle, number of buffers, number of descriptors
+PART = struct.Struct("3q")  # size of a buffer, index of its descriptor or -1, offset in that
+MARK = b"."  # descriptors are sent with a byte
 
 
 class NotTransferable(Exception):
-    """The refusal of a batch that cannot be handed over as it is; the message says why."""
+    """A batch cannot be sent to another process; the message gives the reason."""
 
 
 class Buffer(NamedTuple):
-    """Memory beside the pickle, which is sent, or is found behind a descriptor."""
+    """Memory that is sent after the pickle, or that a file descriptor maps."""
 
     raw: memoryview
     descriptor: int = -1
@@ -43,13 +43,13 @@ class Message:
     """A message that is ready to be sent.
 
     Args:
-        payload: What is packed.
-        from_worker: Whether it comes from another process.
-        mapped: Whether views of shared memory are sent as its descriptor; the receiver maps it
-            privately, so that what is written there stays its own.
+        payload: The object to send.
+        from_worker: Whether it comes from a worker process.
+        mapped: Whether shared memory is sent as a file descriptor, which the receiver maps
+            privately.
 
     Raises:
-        Unfit: It holds what has no meaning, or another one, in another process.
+        NotTransferable: Another process cannot have it.
     """
 
     def __init__(self, payload: Any, from_worker: bool, mapped: bool = False) -> None:
@@ -58,14 +58,14 @@ class Message:
             _Packer(body, self.parts, from_worker, mapped).dump(payload)
         except NotTransferable:
             raise
-        except Exception as error:  # whatever an object's own way to be pickled raises
+        except Exception as error:  # raised by an object's own pickling
             raise NotTransferable(
-                f"its batches cannot be handed over ({type(error).__name__}: {error})"
+                f"its batches cannot be sent to other ranks ({type(error).__name__}: {error})"
             ) from None
         self.body = body.getvalue()
 
     def send(self, connection: socket.socket) -> None:
-        """Send the message, waiting where the other rank does not take it."""
+        """Send the message; block while the receiver does not read."""
         held = [part.descriptor for part in self.parts if part.descriptor >= 0]
         header = HEADER.pack(len(self.body), len(self.parts), len(held))
         for raw, descriptor, at in self.parts:
@@ -80,7 +80,7 @@ class Message:
 
 
 def received(connection: socket.socket) -> Any:
-    """Wait for a message, and return what was said.
+    """Wait for a message and return its payload.
 
     Raises:
         EOFError: The other rank has ended.
@@ -104,7 +104,7 @@ def received(connection: socket.socket) -> Any:
 
 
 def _bytes(connection: socket.socket, size: int) -> Any:
-    """Return so many bytes, in memory that is aligned as a tensor's own."""
+    """Receive `size` bytes into memory with a tensor's alignment."""
     found: Any = torch.empty(size, dtype=torch.uint8, device=CPU).numpy()
     view = memoryview(found)
     while view:
@@ -116,18 +116,18 @@ def _bytes(connection: socket.socket, size: int) -> Any:
 
 
 def _mapped(descriptor: int) -> Any:
-    """Map memory privately; a descriptor is not kept, of which a process has few."""
+    """Map a file descriptor privately, without keeping it open."""
     path, size = f"/proc/self/fd/{descriptor}", os.fstat(descriptor).st_size
     return _flat(torch.UntypedStorage.from_file(path, False, size))
 
 
 class _Packer(pickle.Pickler):
-    """A pickler of tensors by their memory."""
+    """A pickler that passes the memory of tensors out of band."""
 
     def __init__(
         self, body: io.BytesIO, parts: list[Buffer], from_worker: bool, mapped: bool
     ) -> None:
-        shared: list[tuple[int, int]] = []  # where the next buffer lies, if behind a descriptor
+        shared: list[tuple[int, int]] = []  # (descriptor, offset) of the next buffer
 
         def travels_within(buffer: pickle.PickleBuffer) -> bool:
             raw, behind = buffer.raw(), shared.pop() if shared else (-1, 0)
@@ -161,7 +161,7 @@ class _Packer(pickle.Pickler):
         if storage is None or not 0 < x.nbytes < storage.nbytes():
             return x.__reduce_ex__(5)
         if not x.is_contiguous() or x.is_conj() or x.is_neg() or x.requires_grad:
-            # not all that it is a view of
+            # without the rest of the memory of which it is a view
             return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
         if self.mapped and storage.is_shared() and len(self.parts) < MAX_DESCRIPTORS:
             at = int(x.storage_offset()) * x.element_size()
@@ -171,7 +171,7 @@ class _Packer(pickle.Pickler):
 
 
 def _flat(storage: Any) -> Any:
-    """Return the bytes of a storage as an array, without a copy."""
+    """Return the bytes of a storage as an array that shares its memory."""
     return torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).numpy()
 
 

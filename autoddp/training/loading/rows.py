@@ -1,7 +1,7 @@
-"""Batches of which each rank fetches its rows, unless the first one shows that it cannot.
+"""Batches of which each rank fetches its rows, unless the first batch shows that it must not.
 
-Of the first batch of a data set, the first rank of a node fetches all, as one process does: where
-anything speaks against rows, that is the batch, and nothing was done twice there.
+The first rank of each node fetches all of a data set's first batch: if that speaks against rows,
+it is the batch that the script gets, and no sample was fetched twice.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 UNREADABLE = "a sample cannot be fetched"
 MORE = "its batches hold more than numbers"
-UNLIKE = "its samples are not alike"
-REASONS = (UNREADABLE, OWN, MORE, UNLIKE, DRAWS)  # by weight
+UNLIKE = "its samples differ in type or shape"
+REASONS = (UNREADABLE, OWN, MORE, UNLIKE, DRAWS)  # the first that holds is reported
 
 
 class RowBatches:
-    """Batches of which this rank fetches its rows."""
+    """The source of batches of which this rank fetches its rows."""
 
     def __init__(self, job: Loaders, loader: Any, plan: Plan, make: Callable[[], Any]) -> None:
         self.job, self.loader, self.plan, self.make = job, loader, plan, make
         self.view, self.fetching = job.view, job.fetching
         self.successor: WholeBatches | None = None
         self.trying = not plan.never_draws
-        # whether this rank fetches all of the first batch
+        # whether this rank fetches the whole first batch
         self.leads = (self.trying and not plan.confirmed) or job.first.wanted(loader)
         self.leads = self.leads and job.run.world.rank in leaders(job.run.group)
         sampler = self.fetching.rows(loader)
@@ -58,7 +58,9 @@ class RowBatches:
             never_draws=plan.never_draws,
             sampler=sampler,
         )
-        self.sampler: RowSampler = self.inner._index_sampler  # persistent workers keep theirs
+        self.sampler: RowSampler = (
+            self.inner._index_sampler
+        )  # persistent workers keep their sampler
         self.sampler.seen = self.sampler.seen if self.trying else None
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
@@ -81,14 +83,14 @@ class RowBatches:
                 self.job.report_plan(Plan(self.plan.where, EACH, THREAD)), None, []
             )
         batch, moved = None, ""
-        errors: list[Exception] = []  # emptied, or each is part of a cycle with this frame
+        errors: list[Exception] = []  # emptied at the end, to avoid a cycle
         try:
             batch, moved = self._unwrapped(self.fetching.fetch(self.inner, keep=self.leads))
         except StopIteration:
             raise
         except Exception as error:
             errors, moved = [error], self.fetching.moved
-            if self.loader.num_workers:  # torch keeps it in a cycle, with all frames that it names
+            if self.loader.num_workers:  # it is part of a cycle in torch
                 error.__traceback__ = None
         if not (moved or self.plan.confirmed or self.loader.num_workers):
             moved = DRAWS if new_generators_exist(self.plan.generators, self.loader.dataset) else ""
@@ -102,7 +104,7 @@ class RowBatches:
         return self._wrapped(batch)
 
     def _objection(self, batch: Any, failed: bool, moved: str) -> str:
-        """Return what speaks against rows on any rank, in words; all ranks call this."""
+        """Return the reason of any rank against rows, or an empty string. A collective call."""
         leaves, spec = tree_flatten(batch)
         numbers = bool(leaves) and all(isinstance(x, Tensor) and x.dim() for x in leaves)
         numbers = numbers and len({x.shape[0] for x in leaves}) == 1
@@ -116,7 +118,7 @@ class RowBatches:
         return next((x for x, anywhere in zip(REASONS, found, strict=False) if anywhere), "")
 
     def _fall_back(self, plan: Plan, batch: Any, errors: list[Exception]) -> Any:
-        """Return the first batch in another way, in which all others will come."""
+        """Return the first batch in the way of `plan`, and let a successor provide all others."""
         job, context = self.job, self.view.context
         self.sampler.whole = math.inf
         if self.loader.num_workers:
@@ -144,7 +146,7 @@ class RowBatches:
         return self.successor.checked(batch)
 
     def _hand_over(self, shared: SharedPass, batch: Any, errors: list[Exception]) -> Any:
-        """Tell the others of a batch that was fetched before it was known that they need it."""
+        """Send the other ranks the batch or the error that this rank has fetched already."""
         shared.requested += 1
         outside = self.fetching.outside
         before = None if outside is None else outside.shared
@@ -154,7 +156,7 @@ class RowBatches:
         return self.inner._dataset_fetcher.give(batch, before)
 
     def _restarted(self, plan: Plan) -> WholeBatches:
-        """Begin the pass again with other workers, by the indices that were drawn already."""
+        """Begin the pass again with new workers, from the indices that were drawn already."""
         loader = self.loader
         self.inner._shutdown_workers()
         loader._iterator = None  # of persistent workers
@@ -167,7 +169,7 @@ class RowBatches:
     # ---- all batches
 
     def _fetched(self) -> tuple[Any, str]:
-        """Fetch a batch; after an error that the script caught, other ranks have another one."""
+        """Fetch a batch; raise if the script goes on after an error, as other ranks had none."""
         if self.failed is not None:
             error, self.failed, self.inner = self.failed, None, iter(())
             raise Disagreement(
@@ -191,7 +193,7 @@ class RowBatches:
         )
 
     def _wrapped(self, batch: Any) -> Any:
-        """Return a batch as this rank's rows; the first one comes whole where this rank leads."""
+        """Return a batch sharded; the first is whole if this rank fetched all of it."""
         flat = batch if type(batch) is list else tree_leaves(batch)
         kinds = [x.dtype if isinstance(x, Tensor) else type(x) for x in flat]
         self.kinds = self.kinds or kinds
@@ -208,20 +210,16 @@ class RowBatches:
             return ShardedTensor(cuts.shard(x, 0) if leads else x, cuts)
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
-            return [rows(x) for x in batch]  # three times quicker, and most batches are so
+            return [rows(x) for x in batch]  # the usual form; three times as fast
         return tree_map(rows, batch)
 
 
 def _mismatch(leaves: list[Any]) -> str:
-    words = next((type(x).__name__ for x in leaves if not isinstance(x, Tensor)), "")
-    if words:
-        return (
-            f"a batch of the DataLoader holds a {words} where its first batch held numbers; each "
-            "rank fetched its rows alone, and cannot give the script all of it: samples must be "
-            "alike, or --loading each has every rank fetch all"
-        )
+    other = next((type(x).__name__ for x in leaves if not isinstance(x, Tensor)), "")
+    found = "numbers of another type than its first batch"
+    if other:
+        found = f"a {other} where its first batch held numbers"
     return (
-        "a batch of the DataLoader holds numbers of another type than its first one did, and the "
-        "first row of a batch decides: each rank fetched its rows alone; --loading each has every "
-        "rank fetch all"
+        f"a batch of the DataLoader holds {found}; each rank fetched its rows alone: samples must "
+        "be alike, or --loading each has every rank fetch all"
     )

@@ -1,8 +1,7 @@
 """Loaders that the first rank of a node runs for all of its ranks.
 
-Without workers every rank has the script's own iterator, whose sampler goes on as ever; only its
-fetch is the first rank's. With workers, which that rank alone has, the others have an iterator that
-takes from their own sampler as often as the first rank's does.
+Without workers, every rank runs the script's iterator and sampler, and only the first rank fetches.
+With workers, which only the first rank has, the others step their own sampler as often as it does.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class SharedIterator(LoaderIterator):
-    """The iterator of a loader that is shared.
+    """The iterator of a shared loader.
 
     Attributes:
         shared: The pass.
-        pins: The device that batches are pinned for, each rank its own; empty where none are.
+        pin_to: The device for which each rank pins batches; empty for none.
     """
 
     def __init__(self, inner: Any, shared: SharedPass, pin_to: str) -> None:
@@ -45,40 +44,38 @@ class SharedIterator(LoaderIterator):
 
 
 class Sharing:
-    """The loaders of one rank that are shared; ranks connect when the first of them is."""
+    """The shared loaders of one rank; ranks connect at the first of them."""
 
     def __init__(
         self, run: Run, fetching: Fetching, on_fallback: Callable[[str, str], None]
     ) -> None:
         self.run, self.fetching = run, fetching
-        self.on_fallback = (
-            on_fallback  # called with the loader's place where every rank has to load, and why
-        )
+        self.on_fallback = on_fallback  # called with a loader's name and the reason
         self.link: NodeLink | None = None
-        self.alone = ""  # why the ranks of this node cannot share
-        self._begun: SharedPass | None = None  # that of the iterator that is being made
+        self.alone = ""  # why the ranks of this node cannot connect
+        self._begun: SharedPass | None = None  # of the iterator that is being made
 
     def connect(self) -> str:
-        """Connect all ranks of each node; return why that cannot be, in words, or nothing."""
+        """Connect the ranks of each node; return the reason if they cannot, else nothing."""
         if self.link is None and not self.alone:
             self.link = connect(self.run)
             if self.link is None:
-                self.alone = "its ranks do not reach each other's sockets"
+                self.alone = "the ranks of a node cannot connect to each other"
         return self.alone
 
     def close(self) -> None:
-        """Close the connections when the session ends."""
+        """Close the connections."""
         if self.link is not None:
             self.link.close()
 
     def start(self, loader: Any, make: Callable[[], Any], plan: Plan, sampler: Any) -> Any:
-        """Return an iterator that gives every rank of the node what the first one's loader gives.
+        """Return an iterator that gives all ranks of the node the batches of the first one.
 
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
             plan: The loader's plan.
-            sampler: Where indices come from, if not from the loader's own.
+            sampler: Replaces the loader's index sampler if it is given.
         """
         with self._pinning_later(loader) as pin_to, self.fetching.sampled(sampler):
             shared = self._begun = self._begin(loader, plan)
@@ -93,13 +90,13 @@ class Sharing:
         )
 
     def take_over(self, loader: Any, inner: Any, plan: Plan) -> SharedIterator:
-        """Go on with an iterator without workers, of which nothing was given to the script yet."""
+        """Continue an iterator without workers that has given no batch to the script yet."""
         pin_to = (inner._pin_memory and inner._pin_memory_device) or ""
         inner._pin_memory = False
         return self._without(inner, self._begin(loader, plan), plan, pin_to)
 
     def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
-        """Make the iterator of `DataLoader.__iter__`: on ranks that have no workers, ours."""
+        """Make the iterator of a loader; on ranks without workers one that follows the first."""
         shared = self._begun
         here = self.run.view.context.on_script_thread() and loader.num_workers
         if shared is None or shared.is_first or not here:
@@ -120,10 +117,7 @@ class Sharing:
 
     @contextmanager
     def _pinning_later(self, loader: Any) -> Iterator[str]:
-        """Pin no batches before they are handed over; yield the device for which to pin them then.
-
-        Pinned memory is each process's own. The device is empty where nothing is to be pinned.
-        """
+        """Disable pinning in the loader; yield the device for which each rank pins, if any."""
         if not loader.pin_memory or not torch.accelerator.is_available():
             yield ""
             return
@@ -136,18 +130,18 @@ class Sharing:
 
 
 class SharedFetch:
-    """The fetch of a loader without workers: on the first rank the real one, else what it gave."""
+    """The fetch of a loader without workers: on the first rank its own, else by the link."""
 
     def __init__(
         self, shared: SharedPass, real: Any, own: list[Access], on_fallback: Callable[[str], object]
     ) -> None:
         self.shared, self.real, self.on_fallback = shared, real, on_fallback
-        self.once = isinstance(real.dataset, IterableDataset)  # read from its beginning only
+        self.once = isinstance(real.dataset, IterableDataset)  # it can only be read from the start
         self.own = [] if self.once else own
-        self.loads_itself = False  # whether all have to load
+        self.loads_itself = False  # whether every rank loads
 
     def fetch(self, index: Any) -> Any:
-        """Fetch as the script's own does, and tell the others, or take what was told."""
+        """Fetch and send a batch on the first rank; receive it on the others."""
         shared = self.shared
         shared.requested += 1
         with shared.context.internal():
@@ -174,7 +168,7 @@ class SharedFetch:
         return self.give(batch, before)
 
     def give(self, batch: Any, before: Generators | None) -> Any:
-        """Give a batch to the others, or have them fetch it, too."""
+        """Send a batch to the other ranks; if it cannot be sent, they fetch it themselves."""
         try:
             return self.shared.give(batch, before, False)
         except NotTransferable as refusal:
@@ -187,7 +181,7 @@ class SharedFetch:
         return batch
 
     def _load_from_here(self, reason: str) -> None:
-        """Load this batch, and all that follow, on this rank, too."""
+        """Load this batch and all that follow on this rank."""
         if self.once and self.shared.requested > 1:
             raise Disagreement(f"{self.shared.where}: {reason}; run with --loading each")
         self.loads_itself = True
@@ -195,12 +189,12 @@ class SharedFetch:
 
 
 class FollowerIterator(_BaseDataLoaderIter):
-    """The iterator of a loader with workers on the other ranks: it has a sampler and no workers."""
+    """The iterator of a loader with workers on ranks other than the first: it has no workers."""
 
     def __init__(self, loader: Any, begun: Callable[[], SharedPass | None]) -> None:
         super().__init__(loader)
         self._begun = begun
-        # an iterable's sampler says always the same
+        # the sampler of an iterable data set yields nothing but None
         self._steps = not isinstance(loader.dataset, IterableDataset)
         self._reset(loader, True)
 
@@ -215,7 +209,7 @@ class FollowerIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         self._shared.requested += 1
         heard = self._shared.receive()
-        self._step()  # an error of the sampler is this rank's own
+        self._step()  # raises here if the sampler does
         return self._shared.unpack(*heard)
 
     def _step(self) -> None:
@@ -224,7 +218,7 @@ class FollowerIterator(_BaseDataLoaderIter):
 
 
 class LeaderIterator(LoaderIterator):
-    """The iterator of a loader with workers on the first rank."""
+    """The iterator of a loader with workers on the first rank; it sends each batch."""
 
     def __init__(self, inner: Any, shared: SharedPass) -> None:
         super().__init__(inner)

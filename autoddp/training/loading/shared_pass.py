@@ -1,4 +1,4 @@
-"""One pass over a loader that the first rank of a node loads for all of its ranks."""
+"""One pass over a loader that the first rank of a node runs for all of its ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BATCH, RAISED, LOAD_IT = "batch", "raised", "yourself"
 
 @dataclass
 class LocalBatch:
-    """One rank's rows of a batch of tensors.
+    """One rank's rows of a batch.
 
     Attributes:
-        rows: The batch, of these rows.
-        per_rank: How many rows each rank has.
+        rows: The batch, narrowed to these rows.
+        per_rank: The number of rows on each rank.
         whole: The whole batch, on the rank that loaded it.
     """
 
@@ -43,9 +43,9 @@ class SharedPass:
 
     Attributes:
         where: The loader, in words.
-        batched: Whether torch's own function makes the batches, of which a rank takes its rows.
-        messages: What the first rank has sent, and nobody has taken yet.
-        asked: How often the script has asked for a batch.
+        batched: Whether torch's default collate function makes the batches, so that rows are sent.
+        messages: Received messages that were not read yet.
+        requested: How many batches the script has requested.
     """
 
     def __init__(self, run: Run, link: NodeLink, where: str, batched: bool) -> None:
@@ -56,21 +56,21 @@ class SharedPass:
         self.number = link.begin(self)
 
     def states(self) -> Generators | None:
-        """Return the states of generators; None in a thread of the script's: another may draw."""
+        """Return a snapshot of the generators; None in a thread, as others may draw meanwhile."""
         return Generators() if self._at_home() else None
 
     # ---- the first rank
 
     def give(self, batch: Any, before: Generators | None, from_worker: bool) -> Any:
-        """Give a batch to all others, and return this rank's own.
+        """Send a batch to all others, and return this rank's own part.
 
         Args:
-            batch: What the loader gave.
-            before: The states of generators before it did.
-            from_worker: Whether it comes from another process.
+            batch: The batch of the loader.
+            before: The states of generators before it was loaded.
+            from_worker: Whether it comes from a worker process.
 
         Raises:
-            Unfit: The batch cannot be handed over.
+            NotTransferable: The batch cannot be sent.
         """
         moved, size = _moved(before), self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
@@ -95,25 +95,25 @@ class SharedPass:
         return own
 
     def fail(self, error: BaseException, before: Generators | None) -> None:
-        """Tell all others what was raised."""
+        """Send an error to all others."""
         self.notify(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
 
     def notify(self, kind: str, payload: Any) -> None:
-        """Tell all others what became of what the script asks for, if that is no batch."""
+        """Send all others another answer than a batch."""
         message = self.number, (kind, self.requested, payload)
         self._send(lambda rank: message, False)
 
     def _send(self, payload: Any, from_worker: bool, mapped: bool = False) -> None:
-        with self.at(MEETING, "until the other ranks of the node have taken theirs"):
+        with self.at(MEETING, "until the other ranks of the node have received theirs"):
             self.link.send(payload, from_worker, mapped)
 
     # ---- the others
 
     def receive(self) -> tuple[str, Any]:
-        """Wait for what became of what was asked for last: its kind, and what was said of it.
+        """Wait for the answer to the last request: its kind and its payload.
 
         Raises:
-            StopIteration: The job is over, and a thread of the script's reads ahead.
+            StopIteration: The job has ended, and a thread of the script reads ahead.
         """
         with self.at(EFFECT, self._words()):
             while True:
@@ -123,31 +123,31 @@ class SharedPass:
                     if self._at_home():
                         raise
                     raise StopIteration from None
-                if number == self.requested:  # else an interrupt has kept the script from it
+                if number == self.requested:  # else it is of an interrupted request
                     return kind, payload
                 if number > self.requested:
                     raise Disagreement(f"rank {self.link.first} was interrupted in {self._words()}")
 
     def unpack(self, kind: str, payload: Any) -> Any:
-        """Return the batch, or raise what the first rank raised; generators are as there then."""
+        """Return the batch or raise the error, with the generators as on the first rank."""
         found, states = payload
         if states is not None:
             states.put_back()
         return Outcome.from_bytes(found).unwrap() if kind == RAISED else found
 
-    # ---- for those who watch the job
+    # ---- for monitoring
 
     def _at_home(self) -> bool:
         return self.context.is_rank() and self.context.on_script_thread()
 
     def at(self, kind: str, words: str) -> AbstractContextManager[None]:
-        """Show what this rank is in the midst of."""
+        """Show what this rank waits for or does."""
         if not self._at_home():
             return nullcontext()
         return self.run.group.position.at(kind, words)
 
     def acting(self) -> AbstractContextManager[None]:
-        """Show that the first rank does in here what the others wait for."""
+        """Show that the first rank does what the others wait for."""
         return self.at(ACTING, self._words())
 
     def _words(self) -> str:
@@ -155,7 +155,7 @@ class SharedPass:
 
 
 def _moved(before: Generators | None) -> Generators | None:
-    """Return the states of generators if any has moved since."""
+    """Return the states of generators, None if nothing was drawn since `before`."""
     if before is None:
         return None
     after = Generators()
@@ -163,7 +163,7 @@ def _moved(before: Generators | None) -> Generators | None:
 
 
 def rows_of(leaves: list[Any]) -> int:
-    """Return how many rows all of these tensors have; 0 where that cannot be said."""
+    """Return the common number of rows of these tensors; 0 if there is none."""
     plain = all(type(x) is Tensor and x.dim() and x.layout is torch.strided for x in leaves)
     sizes = {x.shape[0] for x in leaves} if plain else set()
     return int(sizes.pop()) if len(sizes) == 1 else 0
