@@ -111,7 +111,7 @@ class NodeLink:
             return received(self.sockets[self.first])
         except (EOFError, OSError):
             raise RankEnded(
-                f"rank {self.first}, which loads this node's batches, ended before it sent the next"
+                f"rank {self.first} has ended, and this rank waits for a batch that it loads"
             ) from None
 
 

@@ -118,9 +118,8 @@ class Loaders(Feature):
             return Plan(where, never_draws=True)
         kept = self.plans.get(owner(loader))
         if kept is None:
-            kept = self.plans[owner(loader)] = Plan(
-                where, generators=own_generators(loader.dataset)
-            )
+            kept = Plan(where, generators=own_generators(loader.dataset))
+            self.plans[owner(loader)] = kept
         kept.where = where
         return self._shared_or_each(replace(kept, way=SHARED, reason=reason)) if reason else kept
 

@@ -58,9 +58,7 @@ class RowBatches:
             never_draws=plan.never_draws,
             sampler=sampler,
         )
-        self.sampler: RowSampler = (
-            self.inner._index_sampler
-        )  # persistent workers keep their sampler
+        self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
         self.sampler.seen = self.sampler.seen if self.trying else None
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
@@ -131,10 +129,8 @@ class RowBatches:
                 return self.successor.next()
         else:
             taken = job.sharing.take_over(self.loader, self.inner, plan)
-            self.successor, shared = (
-                SharedBatches(job, self.loader, plan.where, taken),
-                taken.shared,
-            )
+            self.successor = SharedBatches(job, self.loader, plan.where, taken)
+            shared = taken.shared
         fetch = self.inner._dataset_fetcher
         with context.within(Code.PLAIN), context.internal():
             if not self.leads:
@@ -186,11 +182,8 @@ class RowBatches:
             raise
 
     def _unwrapped(self, batch: Any) -> tuple[Any, str]:
-        return (
-            (batch.batch, batch.source)
-            if type(batch) is DrawingBatch
-            else (batch, self.fetching.moved)
-        )
+        drew = type(batch) is DrawingBatch
+        return (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
 
     def _wrapped(self, batch: Any) -> Any:
         """Return a batch sharded; the first is whole if this rank fetched all of it."""

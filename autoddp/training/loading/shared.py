@@ -36,21 +36,37 @@ class SharedIterator(LoaderIterator):
     Attributes:
         shared: The pass.
         pin_to: The device for which each rank pins batches; empty for none.
+        sends: Whether it sends the batches of its workers, as on the first rank.
     """
 
-    def __init__(self, inner: Any, shared: SharedPass, pin_to: str) -> None:
+    def __init__(self, inner: Any, shared: SharedPass, pin_to: str, sends: bool = False) -> None:
         super().__init__(inner)
-        self.shared, self.pin_to = shared, pin_to
+        self.shared, self.pin_to, self.sends = shared, pin_to, sends
+
+    def __next__(self) -> Any:
+        if not self.sends:
+            return next(self.inner)
+        shared = self.shared
+        shared.requested += 1
+        with shared.acting():
+            before = shared.states()
+            try:
+                return shared.give(next(self.inner), before, True)
+            except NotTransferable as refusal:
+                refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
+                shared.fail(refused, before)
+                raise refused from None
+            except (Exception, SystemExit) as error:
+                shared.fail(error, before)
+                raise
 
 
 class Sharing:
     """The shared loaders of one rank; ranks connect at the first of them."""
 
-    def __init__(
-        self, run: Run, fetching: Fetching, on_fallback: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, run: Run, fetching: Fetching, report: Callable[[str, str], None]) -> None:
         self.run, self.fetching = run, fetching
-        self.on_fallback = on_fallback  # called with a loader's name and the reason
+        self.report = report  # called with a loader's name and why every rank loads
         self.link: NodeLink | None = None
         self.alone = ""  # why the ranks of this node cannot connect
         self._begun: SharedPass | None = None  # of the iterator that is being made
@@ -85,9 +101,7 @@ class Sharing:
                 self._begun = None
         if not loader.num_workers:
             return self._without(inner, shared, plan, pin_to)
-        return SharedIterator(
-            LeaderIterator(inner, shared) if shared.is_first else inner, shared, pin_to
-        )
+        return SharedIterator(inner, shared, pin_to, sends=shared.is_first)
 
     def take_over(self, loader: Any, inner: Any, plan: Plan) -> SharedIterator:
         """Continue an iterator without workers that has given no batch to the script yet."""
@@ -104,10 +118,8 @@ class Sharing:
         return FollowerIterator(loader, lambda: self._begun)
 
     def _without(self, inner: Any, shared: SharedPass, plan: Plan, pin_to: str) -> SharedIterator:
-        on_fallback = functools.partial(self.on_fallback, plan.where)
-        inner._dataset_fetcher = SharedFetch(
-            shared, inner._dataset_fetcher, plan.generators, on_fallback
-        )
+        report, fetch = functools.partial(self.report, plan.where), inner._dataset_fetcher
+        inner._dataset_fetcher = SharedFetch(shared, fetch, plan.generators, report)
         return SharedIterator(inner, shared, pin_to)
 
     def _begin(self, loader: Any, plan: Plan) -> SharedPass:
@@ -133,9 +145,9 @@ class SharedFetch:
     """The fetch of a loader without workers: on the first rank its own, else by the link."""
 
     def __init__(
-        self, shared: SharedPass, real: Any, own: list[Access], on_fallback: Callable[[str], object]
+        self, shared: SharedPass, real: Any, own: list[Access], report: Callable[[str], object]
     ) -> None:
-        self.shared, self.real, self.on_fallback = shared, real, on_fallback
+        self.shared, self.real, self.report = shared, real, report
         self.once = isinstance(real.dataset, IterableDataset)  # it can only be read from the start
         self.own = [] if self.once else own
         self.loads_itself = False  # whether every rank loads
@@ -152,7 +164,7 @@ class SharedFetch:
                 kind, payload = shared.receive()
                 if kind != LOAD_IT:
                     return shared.unpack(kind, payload)
-                self._load_from_here(payload)
+                self._fall_back(payload)
             return self.real.fetch(index)
 
     def _give(self, index: Any) -> Any:
@@ -164,7 +176,8 @@ class SharedFetch:
             self.shared.fail(error, before)
             raise
         if watch is not None and watch.moved() == OWN:
-            return self._fall_back(OWN, batch)
+            self._fall_back(OWN)
+            return batch
         return self.give(batch, before)
 
     def give(self, batch: Any, before: Generators | None) -> Any:
@@ -172,20 +185,18 @@ class SharedFetch:
         try:
             return self.shared.give(batch, before, False)
         except NotTransferable as refusal:
-            return self._fall_back(str(refusal), batch)
+            self._fall_back(str(refusal))
+            return batch
 
-    def _fall_back(self, reason: str, batch: Any) -> Any:
+    def _fall_back(self, reason: str) -> None:
+        """Load this batch and all that follow on every rank."""
+        shared = self.shared
+        if self.once and shared.requested > 1 and not shared.is_first:
+            raise Disagreement(f"{shared.where}: {reason}; run with --loading each")
         self.loads_itself = True
-        self.on_fallback(reason)
-        self.shared.notify(LOAD_IT, reason)
-        return batch
-
-    def _load_from_here(self, reason: str) -> None:
-        """Load this batch and all that follow on this rank."""
-        if self.once and self.shared.requested > 1:
-            raise Disagreement(f"{self.shared.where}: {reason}; run with --loading each")
-        self.loads_itself = True
-        self.on_fallback(reason)
+        self.report(reason)
+        if shared.is_first:
+            shared.notify(LOAD_IT, reason)
 
 
 class FollowerIterator(_BaseDataLoaderIter):
@@ -215,26 +226,3 @@ class FollowerIterator(_BaseDataLoaderIter):
     def _step(self) -> None:
         if self._steps:
             next(self._sampler_iter, None)
-
-
-class LeaderIterator(LoaderIterator):
-    """The iterator of a loader with workers on the first rank; it sends each batch."""
-
-    def __init__(self, inner: Any, shared: SharedPass) -> None:
-        super().__init__(inner)
-        self.shared = shared
-
-    def __next__(self) -> Any:
-        shared = self.shared
-        shared.requested += 1
-        with shared.acting():
-            before = shared.states()
-            try:
-                return shared.give(next(self.inner), before, True)
-            except NotTransferable as refusal:
-                refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
-                shared.fail(refused, before)
-                raise refused from None
-            except (Exception, SystemExit) as error:
-                shared.fail(error, before)
-                raise

@@ -75,8 +75,7 @@ class SharedPass:
         moved, size = _moved(before), self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
-            message = self.number, (BATCH, self.requested, (batch, moved))
-            self._send(lambda rank: message, from_worker)
+            self._send(BATCH, lambda rank: (batch, moved), from_worker)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
 
@@ -85,11 +84,7 @@ class SharedPass:
             mine = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
             return LocalBatch(mine, per_rank)
 
-        self._send(
-            lambda rank: (self.number, (BATCH, self.requested, (rows(rank), moved))),
-            from_worker,
-            from_worker,
-        )
+        self._send(BATCH, lambda rank: (rows(rank), moved), from_worker, from_worker)
         own = rows(self.run.world.rank)
         own.whole = batch
         return own
@@ -100,12 +95,16 @@ class SharedPass:
 
     def notify(self, kind: str, payload: Any) -> None:
         """Send all others another answer than a batch."""
-        message = self.number, (kind, self.requested, payload)
-        self._send(lambda rank: message, False)
+        self._send(kind, lambda rank: payload)
 
-    def _send(self, payload: Any, from_worker: bool, mapped: bool = False) -> None:
+    def _send(
+        self, kind: str, payload: Any, from_worker: bool = False, mapped: bool = False
+    ) -> None:
+        number, requested = self.number, self.requested
         with self.at(MEETING, "until the other ranks of the node have received theirs"):
-            self.link.send(payload, from_worker, mapped)
+            self.link.send(
+                lambda rank: (number, (kind, requested, payload(rank))), from_worker, mapped
+            )
 
     # ---- the others
 
