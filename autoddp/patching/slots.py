@@ -45,9 +45,9 @@ def assign(owner: Any, name: str, value: Any) -> None:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
-def restore(owner: Any, name: str, slot: Any, ours: Any) -> None:
+def restore(owner: Any, name: str, slot: Any, replacement: Any) -> None:
     """Restore `slot`, unless the attribute no longer holds our replacement."""
-    if vars(owner).get(name) is not ours:
+    if vars(owner).get(name) is not replacement:
         return
     if slot is not ABSENT:
         assign(owner, name, slot)

@@ -93,8 +93,8 @@ class CompiledCall:
     def _rules_apply(self) -> bool:
         """Return whether all ranks are here and rules apply to functions."""
         context = self.view.context
-        apart = context.is_plain() or context.depth[Code.FUNCTION] or not context.is_script()
-        return not (apart or torch.compiler.is_compiling() or transform())
+        elsewhere = context.is_plain() or context.depth[Code.FUNCTION] or not context.is_script()
+        return not (elsewhere or torch.compiler.is_compiling() or transform())
 
     @property
     def run(self) -> Graph:

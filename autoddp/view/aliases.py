@@ -45,12 +45,12 @@ class ExportedBuffer:
         unwritten = version(self.whole) == self.version_seen
         if self.is_view or (unwritten and not self.raw):
             return
-        mine = shard(self.whole, self.sizes, self.shard_dim)
-        if unwritten and equal_values(mine, self.rows):
+        local = shard(self.whole, self.sizes, self.shard_dim)
+        if unwritten and equal_values(local, self.rows):
             return
         self.version_seen = version(self.whole)
         with torch.no_grad(), inference_mode_of(self.rows):
-            self.rows.copy_(mine)
+            self.rows.copy_(local)
 
     def snapshot(self) -> None:
         """Copy the whole, so that all ranks detect later writes alike, whichever rows they hold."""

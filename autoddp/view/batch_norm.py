@@ -122,8 +122,8 @@ def _gather_stats(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All-gather counts, means and inverse standard deviations."""
     channels = x.shape[1]
-    mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
-    means, invstds, counts = group.all_gather(mine).split([channels, channels, 1], 1)
+    local = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
+    means, invstds, counts = group.all_gather(local).split([channels, channels, 1], 1)
     return counts.flatten().clone(), means, invstds  # a view would keep all three alive
 
 

@@ -29,11 +29,11 @@ def reword(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> No
         return
     try:
         given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
-        told = _raised(lambda: func(*given, **named))
+        new = _raised(lambda: func(*given, **named))
     except Exception:  # an error of the copy is not the script's
         return
-    if type(told) is type(error) and NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
-        error.args = told.args
+    if type(new) is type(error) and NUMBER.sub("", str(new)) == NUMBER.sub("", str(error)):
+        error.args = new.args
 
 
 def _raised(again: Callable[[], Any]) -> Exception | None:
@@ -41,8 +41,8 @@ def _raised(again: Callable[[], Any]) -> Exception | None:
     try:
         with torch.no_grad():
             again()
-    except Exception as told:
-        return told
+    except Exception as new:
+        return new
     finally:
         torch.set_rng_state(drawn[0])
         accelerator.set_states(drawn[1])

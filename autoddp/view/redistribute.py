@@ -42,8 +42,8 @@ def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
 def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     """All-gather the shards along `dim` into the whole batch, with the strides of one process."""
     if sizes.blocks > 1:
-        apart = local.unflatten(dim, (sizes.blocks, sizes.local // sizes.blocks))
-        return all_gather_rows(apart, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
+        split = local.unflatten(dim, (sizes.blocks, sizes.local // sizes.blocks))
+        return all_gather_rows(split, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
     order = agreed_order(local, sizes)
     x = local.movedim(dim, 0)
     if not sizes.even:

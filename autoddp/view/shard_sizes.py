@@ -75,8 +75,8 @@ class ShardSizes:
         """Return this rank's rows of a whole tensor: a view, or a copy if there are blocks."""
         if self.blocks == 1:
             return whole.narrow(dim, self.offset, self.local)
-        apart = whole.unflatten(dim, (self.blocks, self.total // self.blocks))
-        return apart.narrow(dim + 1, self.offset, self.local // self.blocks).flatten(dim, dim + 1)
+        split = whole.unflatten(dim, (self.blocks, self.total // self.blocks))
+        return split.narrow(dim + 1, self.offset, self.local // self.blocks).flatten(dim, dim + 1)
 
     def spec(self, local_shape: tuple[int, ...], dim: int) -> Spec:
         """Return the `Spec` of a tensor with this local shape; equal arguments, same object."""
@@ -114,17 +114,17 @@ class Spec:
 
         `local.is_contiguous()` does not help: it ignores the stride of a single row.
         """
-        mine = local.stride()
-        shape, strides, step = self.shape, [0] * len(mine), 1
-        for dim in sorted(range(len(mine)), key=lambda k: (mine[k], -k)):
-            if mine[dim] == 0 and shape[dim] > 1:
+        local_strides = local.stride()
+        shape, strides, step = self.shape, [0] * len(local_strides), 1
+        for dim in sorted(range(len(local_strides)), key=lambda k: (local_strides[k], -k)):
+            if local_strides[dim] == 0 and shape[dim] > 1:
                 continue  # expanded
             strides[dim] = step
             step *= max(shape[dim], 1)
         found = tuple(strides)
         contiguous = torch.empty(shape, device="meta").stride()
-        self.strides[mine] = None if found == contiguous else found
-        return self.strides[mine]
+        self.strides[local_strides] = None if found == contiguous else found
+        return self.strides[local_strides]
 
 
 @lru_cache(64)

@@ -175,9 +175,9 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
             return
         self._versions = (self._versions[0], version(whole))
         source = whole.detach() if untracked else whole
-        mine = shard(source, self.sizes, self.shard_dim)
-        if not untracked or not equal_values(mine, self._local):
-            overwrite(self._local, mine)
+        local = shard(source, self.sizes, self.shard_dim)
+        if not untracked or not equal_values(local, self._local):
+            overwrite(self._local, local)
         self._versions = (version(self._local), version(whole))
 
     def note_refresh(self) -> None:

@@ -160,10 +160,10 @@ class Loaders(Feature):
     def _at_end(self) -> None:
         """Report draws in later batches that no further pass has reported."""
         plans, kinds = self._confirmed, (OWN, DRAWS)
-        mine = [[float(plan.late_draws == kind) for kind in kinds] for plan in plans]
+        local = [[float(plan.late_draws == kind) for kind in kinds] for plan in plans]
         if not plans:
             return
-        found = self.view.group.all_reduce(torch.tensor(mine, device=CPU), MAX).tolist()
+        found = self.view.group.all_reduce(torch.tensor(local, device=CPU), MAX).tolist()
         for plan, seen in zip(plans, found, strict=True):
             for kind in [kind for kind, drew in zip(kinds, seen, strict=True) if drew][:1]:
                 own = kind == DRAWS and self.loading == ROWS

@@ -107,11 +107,11 @@ class RowBatches:
         numbers = bool(leaves) and all(isinstance(x, Tensor) and x.dim() for x in leaves)
         numbers = numbers and len({x.shape[0] for x in leaves}) == 1
         more = MORE if not (numbers or failed) else ""
-        mine = {UNREADABLE if failed else "", moved, self.plan.late_draws, more}
+        reasons = {UNREADABLE if failed else "", moved, self.plan.late_draws, more}
         kind = repr((spec, [(x.dtype, x.shape[1:]) for x in leaves])) if numbers else ""
         layout = zlib.crc32(kind.encode())
-        said = [*(int(reason in mine) for reason in REASONS), layout, -layout]
-        found = self.view.group.all_reduce(torch.tensor(said, device=CPU), MAX).tolist()
+        flags = [*(int(reason in reasons) for reason in REASONS), layout, -layout]
+        found = self.view.group.all_reduce(torch.tensor(flags, device=CPU), MAX).tolist()
         found[REASONS.index(UNLIKE)] = found[-2] != -found[-1]
         return next((x for x, anywhere in zip(REASONS, found, strict=False) if anywhere), "")
 

@@ -67,18 +67,18 @@ class RowSampler(DistributedSampler[Any]):
         self.rest = iter(self.batches)
         return self._pass(self.sizes, self.rest)
 
-    def _pass(self, noted: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
+    def _pass(self, queue: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
             indices = list(batch)
             if self.seen is not None:
                 self.seen.append(indices)
             sizes = even_sizes(len(indices), self.num_replicas)
-            parted = bool(sizes[-1])  # the last rank has the fewest rows
-            noted.append(sizes if parted else None)
+            sharded = bool(sizes[-1])  # the last rank has the fewest rows
+            queue.append(sizes if sharded else None)
             self.before_fetch()
             start = sum(sizes[: self.rank])
-            mine = parted and number >= self.whole
-            yield indices[start : start + sizes[self.rank]] if mine else indices
+            cut = sharded and number >= self.whole
+            yield indices[start : start + sizes[self.rank]] if cut else indices
 
 
 class Resumed:

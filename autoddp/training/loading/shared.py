@@ -219,9 +219,9 @@ class FollowerIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._shared.requested += 1
-        heard = self._shared.receive()
+        answer = self._shared.receive()
         self._step()  # raises here if the sampler does
-        return self._shared.unpack(*heard)
+        return self._shared.unpack(*answer)
 
     def _step(self) -> None:
         if self._steps:

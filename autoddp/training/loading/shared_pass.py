@@ -81,8 +81,8 @@ class SharedPass:
 
         def rows(rank: int) -> LocalBatch:
             first = sum(per_rank[:rank])
-            mine = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
-            return LocalBatch(mine, per_rank)
+            local = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
+            return LocalBatch(local, per_rank)
 
         self._send(BATCH, lambda rank: (rows(rank), moved), from_worker, from_worker)
         own = rows(self.run.world.rank)

@@ -25,8 +25,8 @@ def roots(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:
     """
     outs, seeds = listed(tensors), listed(grads)
     seeds += [None] * (len(outs) - len(seeds))
-    mine = [_root(out, seed) for out, seed in zip(outs, seeds, strict=True)]
-    return [root for root, _ in mine], [seed for _, seed in mine]
+    local = [_root(out, seed) for out, seed in zip(outs, seeds, strict=True)]
+    return [root for root, _ in local], [seed for _, seed in local]
 
 
 def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
@@ -39,12 +39,12 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
         times = out.sizes.view.group.size
         if seed is None:
             return out.local, None  # torch refuses it, as it is no scalar
-        mine = local_operand(seed, out.sizes, out.shard_dim, out.dim())
-        if mine is MISALIGNED:
+        local = local_operand(seed, out.sizes, out.shard_dim, out.dim())
+        if local is MISALIGNED:
             raise RuntimeError(
                 f"a gradient of shape {tuple(seed.shape)} for a batch of {tuple(out.shape)}"
             )
-        return out.local, mine * times
+        return out.local, local * times
     return full(out), full(seed)
 
 

@@ -77,5 +77,5 @@ def of_probabilities(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "multinomial" and (me.dim() < 2 or me.shard_dim):
         return NotImplemented  # a distribution along the batch
     me.spec.view.gathered(func.__name__, me.numel() * me.dtype.itemsize)
-    mine = shard(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
-    return ShardedTensor(mine if mine.requires_grad else mine.clone(), me.sizes, me.shard_dim)
+    local = shard(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
+    return ShardedTensor(local if local.requires_grad else local.clone(), me.sizes, me.shard_dim)

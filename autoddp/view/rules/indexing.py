@@ -76,12 +76,12 @@ def _own(me: ShardedTensor, index: Any) -> Own | None:
             return None
     elif items[place] != slice(None) or any(map(is_sharded, tensors)):
         return None
-    mine, marks = [], []
+    local, marks = [], []
     for item in items:
         here = _index_of_rows(item, me, dim, ndim, rows=item is items[place])
         if here is None:
             return None
-        mine.append(here[0])
+        local.append(here[0])
         marks += here[1]
     sizes = [*me.shape]
     if dim is None:
@@ -90,7 +90,7 @@ def _own(me: ShardedTensor, index: Any) -> Own | None:
         shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
     except IndexError:
         return None  # raised again on the whole
-    return (tuple(mine), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
+    return (tuple(local), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
 
 
 def _spelled(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:

@@ -65,21 +65,21 @@ def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]
     given = arguments(func, args, kwargs)
     if func.__name__ not in ("chunk", "split") or len(given) != 3:
         return NotImplemented
-    _, asked, dim = given.values()
+    _, sections, dim = given.values()
     total = me.sizes.total
     if dim_of(dim, me.dim()) != me.shard_dim:
         return NotImplemented
-    if type(asked) is int and asked > 0 and total % asked == 0:
-        count = asked if func.__name__ == "chunk" else total // asked
-        asked = [total // count] * count
+    if type(sections) is int and sections > 0 and total % sections == 0:
+        count = sections if func.__name__ == "chunk" else total // sections
+        sections = [total // count] * count
     each = total // me.sizes.blocks
-    if not isinstance(asked, (tuple, list)) or len(asked) < 2 or sum(asked) != total:
+    if not isinstance(sections, (tuple, list)) or len(sections) < 2 or sum(sections) != total:
         return NotImplemented
-    if any(type(n) is not int or n < 1 or n % each for n in asked):
+    if any(type(n) is not int or n < 1 or n % each for n in sections):
         return NotImplemented
     here = me.sizes.local // me.sizes.blocks
-    parts = me.local.split([n // each * here for n in asked], me.shard_dim)
-    views = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in asked]
+    parts = me.local.split([n // each * here for n in sections], me.shard_dim)
+    views = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in sections]
     return tuple(alias_of(me, part, None, c) for part, c in zip(parts, views, strict=True))
 
 

@@ -27,8 +27,8 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = aligned(other, sizes, ndim - behind, ndim)
         if found is MISALIGNED:
             return NotImplemented
-        mine = tuple(found if x is other else x for x in args)
-        return LocalCall(mine, {}, (ndim - behind, sizes))
+        local = tuple(found if x is other else x for x in args)
+        return LocalCall(local, {}, (ndim - behind, sizes))
     if is_sharded(other) or other.dim() > 2:
         return NotImplemented
     if behind > 2 or (lead is args[0] and behind == 2):
@@ -46,15 +46,15 @@ def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next(filter(is_sharded, args[1:]), None)
     if lead is None or lead.shard_dim != 0:
         return NotImplemented
-    mine = [aligned(x, lead.sizes, 0, lead.dim()) for x in args]
+    local = [aligned(x, lead.sizes, 0, lead.dim()) for x in args]
     if func.__name__ == "addmm":
         if lead is not args[1] or is_sharded(args[2]):
             return NotImplemented
-        mine[2] = args[2]
-    elif not all(is_sharded(x) or type(x) is LocalRows for x in mine[1:]):
+        local[2] = args[2]
+    elif not all(is_sharded(x) or type(x) is LocalRows for x in local[1:]):
         return NotImplemented
-    unclear = any(x is MISALIGNED for x in mine)
-    return NotImplemented if unclear else LocalCall(mine, kwargs, lead.placement)
+    misaligned = any(x is MISALIGNED for x in local)
+    return NotImplemented if misaligned else LocalCall(local, kwargs, lead.placement)
 
 
 @rule("einsum")
@@ -74,10 +74,10 @@ def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     names, result = found
     me = operands[lead]
     letter = names[lead][me.shard_dim]
-    mine = [_with_letter(x, n, letter, me) for x, n in zip(operands, names, strict=True)]
-    if any(x is MISALIGNED for x in mine) or result.count(letter) != 1:
+    local = [_with_letter(x, n, letter, me) for x, n in zip(operands, names, strict=True)]
+    if any(x is MISALIGNED for x in local) or result.count(letter) != 1:
         return NotImplemented
-    given = (type(args[1])(mine),) if listed else tuple(mine)
+    given = (type(args[1])(local),) if listed else tuple(local)
     return LocalCall((args[0], *given), kwargs, (result.index(letter), me.sizes))
 
 

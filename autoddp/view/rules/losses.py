@@ -61,13 +61,13 @@ def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if name == "mse_loss" and reduction == "mean" and given.get("weight") is not None:
         return NotImplemented  # it divides by the sum of the weights
-    mine = _rows(name, given, me) if name in ROWS else _elements(given, me)
-    if mine is None:
+    local = _rows(name, given, me) if name in ROWS else _elements(given, me)
+    if local is None:
         return NotImplemented
     if (name, reduction) == ("kl_div", "mean"):
         nothing = torch.zeros(1, device="cpu")
         func(nothing, nothing)  # warns of "mean"
-    terms = func(**mine, reduction="none")
+    terms = func(**local, reduction="none")
     if reduction == "none":
         return ShardedTensor(terms, me.sizes, me.shard_dim)
     total = terms.sum(dtype=torch.float32 if terms.dtype in LOW else None)
@@ -81,8 +81,8 @@ def _elements(given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None
     """Return the local arguments of a loss by elements, of input and target of one shape."""
     if not isinstance(given["target"], Tensor) or given["target"].shape != me.shape:
         return None  # whole shapes decide: with one row local ones may differ between ranks
-    mine = {k: local_operand(v, me.sizes, me.shard_dim, me.dim()) for k, v in given.items()}
-    return None if any(x is MISALIGNED for x in mine.values()) else mine
+    local = {k: local_operand(v, me.sizes, me.shard_dim, me.dim()) for k, v in given.items()}
+    return None if any(x is MISALIGNED for x in local.values()) else local
 
 
 def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None:
@@ -91,13 +91,13 @@ def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any]
     if me.shard_dim != 0 or not me.sizes.smallest or not me.numel() or me.dim() < 1 + vectors:
         return None
     shapes = (me.shape, me.shape[:1] if name.startswith("cosine") else me.shape)
-    mine = dict(given)
+    local = dict(given)
     for key, x in given.items():
         if isinstance(x, Tensor):
             if x.shape not in shapes or (is_sharded(x) and x.placement != me.placement):
                 return None
-            mine[key] = x.local if is_sharded(x) else shard(full(x), me.sizes, 0)
-    return mine
+            local[key] = x.local if is_sharded(x) else shard(full(x), me.sizes, 0)
+    return local
 
 
 def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str) -> Partial:
@@ -128,47 +128,47 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     dim = me.shard_dim  # targets lack the dimension of classes, unless they are probabilities
     dim -= dim > 0 and target.dim() < me.dim()
-    mine = target.local if is_sharded(target) else full(target)
+    local = target.local if is_sharded(target) else full(target)
     if is_sharded(target) and target.placement != (dim, me.sizes):
         return NotImplemented
     if not is_sharded(target):
-        if mine.dim() <= dim or mine.shape[dim] != me.sizes.total:
+        if local.dim() <= dim or local.shape[dim] != me.sizes.total:
             return NotImplemented
-        mine = shard(mine, me.sizes, dim)
+        local = shard(local, me.sizes, dim)
     given = {k: replicated_operand(v, me.sizes) for k, v in given.items()}
     if MISALIGNED in [v for v in given.values() if not isinstance(v, Tensor)]:
         return NotImplemented
     if reduction == "none":  # has no dimension of classes
-        out = func(me.local, mine, reduction="none", **given)
+        out = func(me.local, local, reduction="none", **given)
         return ShardedTensor(out, me.sizes, me.shard_dim - (me.shard_dim > 0))
-    total, dtype = _sum(func, me.local, mine, **given)
+    total, dtype = _sum(func, me.local, local, **given)
     if reduction == "sum":
         return Partial(total, me.sizes.view, dtype)
-    return _mean(me, total, target, mine, given, dtype)
+    return _mean(me, total, target, local, given, dtype)
 
 
 def _mean(
     me: ShardedTensor,
     total: Tensor,
     target: Any,
-    mine: Tensor,
+    local: Tensor,
     given: dict[str, Any],
     dtype: torch.dtype,
 ) -> Any:
     """Divide the sum by its denominator, known or reduced with the sum."""
     view, node = me.sizes.view, node_name(total)
     terms = prod(me.shape) // max(me.shape[1], 1)
-    if mine.is_floating_point():  # class probabilities are never ignored
+    if local.is_floating_point():  # class probabilities are never ignored
         named_so = node if node == "AddBackward0" else "DivBackward1"
         return mean_of(total, terms, view, dtype, named_so)
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
     if weight is None and not is_sharded(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
-    real = mine != ignore
+    real = local != ignore
     if weight is None:
         count = real.sum().to(total.dtype)
     else:
-        count = weight[mine.where(real, 0)].mul(real).sum().to(total.dtype)
+        count = weight[local.where(real, 0)].mul(real).sum().to(total.dtype)
     both = view.group.all_reduce(torch.stack([total.detach(), count]))
-    mean, mine = ((x / both[1]).to(dtype) for x in (both[0], total))
-    return with_node_name(SumOverRanks, node).apply(mine, view.group, mean)
+    mean, local = ((x / both[1]).to(dtype) for x in (both[0], total))
+    return with_node_name(SumOverRanks, node).apply(local, view.group, mean)

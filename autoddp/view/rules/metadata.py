@@ -39,7 +39,7 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether the batch's memory is pinned or shared.
 
-    The local rows tell, and any whole that the script may have pinned or shared.
+    The local rows decide, and any whole that the script may have pinned or shared.
     """
     me, *rest = args
     return (
@@ -144,8 +144,8 @@ def _retain(holder: Any, size: int) -> None:
 
     def keep(g: Tensor) -> None:
         before = getattr(holder, "_autoddp_grad", None)
-        mine = g.detach() / size
-        holder._autoddp_grad = mine if before is None else before + mine
+        local = g.detach() / size
+        holder._autoddp_grad = local if before is None else before + local
 
     holder._autoddp_retains = holder.register_hook(keep)
 
@@ -167,11 +167,11 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(me, ShardedTensor):
         return NotImplemented
     if len(args) > 1:
-        mine = None if args[1] is None else _local_value(me, args[1])
+        local = None if args[1] is None else _local_value(me, args[1])
         if me.local.is_leaf:
-            me.local.grad = mine
+            me.local.grad = local
         else:
-            me.local._autoddp_grad = mine  # type: ignore[attr-defined]
+            me.local._autoddp_grad = local  # type: ignore[attr-defined]
         return None
     found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
     if found is None and not me.local.is_leaf:
@@ -229,8 +229,8 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = hook(_wrapped_gradient(g, sizes, at, 1 if leaf else size))
         if out is None:
             return None
-        mine = out.local if is_sharded(out) and out.sizes is sizes else sizes.shard(out, at)
-        return mine if leaf else mine * size
+        local = out.local if is_sharded(out) and out.sizes is sizes else sizes.shard(out, at)
+        return local if leaf else local * size
 
     return _hooked(me.local, by_rows, size)
 

@@ -25,15 +25,15 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next(filter(is_sharded, inputs.values()), None)
     if lead is None or lead.shard_dim >= lead.dim() - (3 if given["enable_gqa"] else 2):
         return NotImplemented
-    mine = {name: row_operand(x, lead) for name, x in inputs.items()}
+    local = {name: row_operand(x, lead) for name, x in inputs.items()}
     mask = given["attn_mask"]
     if mask is not None:
         fits = mask.dim() <= lead.dim()
         dim, sizes = lead.placement
-        mine["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else MISALIGNED
-    if any(x is MISALIGNED for x in mine.values()):
+        local["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else MISALIGNED
+    if any(x is MISALIGNED for x in local.values()):
         return NotImplemented
-    args, kwargs = with_arguments(given, args, kwargs, mine)
+    args, kwargs = with_arguments(given, args, kwargs, local)
     if given["dropout_p"]:
         return DrawingCall(args, kwargs, lead.placement, drawn=lead.placement)
     return LocalCall(args, kwargs, lead.placement)
@@ -42,14 +42,14 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 @uncached_rule("multi_head_attention_forward", "gumbel_softmax")
 def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the Python body of a composite function, whose parts have rules."""
-    asked = ("has_torch_function", "has_torch_function_unary")
-    before = [getattr(F, name) for name in asked]
-    for name in asked:
+    checks = ("has_torch_function", "has_torch_function_unary")
+    before = [getattr(F, name) for name in checks]
+    for name in checks:
         setattr(F, name, lambda given: False)
     try:
         return func(*args, **kwargs)
     finally:
-        for name, function in zip(asked, before, strict=True):
+        for name, function in zip(checks, before, strict=True):
             setattr(F, name, function)
 
 
@@ -106,10 +106,10 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if me.dim() != 3 or me.shard_dim != (0 if batch_first else 1) or any_sharded(weights):
         return NotImplemented
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    mine = [aligned(h, me.sizes, 1, 3) for h in states]
-    if any(x is MISALIGNED for x in mine):
+    local = [aligned(h, me.sizes, 1, 3) for h in states]
+    if any(x is MISALIGNED for x in local):
         return NotImplemented
-    given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
+    given = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
     out = [me.placement, *[(1, me.sizes)] * len(states)]
     if not (dropout and train and layers > 1):
         return LocalCall(given, kwargs, out)
@@ -129,8 +129,8 @@ def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next((x for x in (args[0], *states) if is_sharded(x)), None)
     if lead is None or lead.dim() != 2 or lead.shard_dim != 0:
         return NotImplemented
-    me, *mine = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
-    if any(x is MISALIGNED for x in (me, *mine)):
+    me, *local = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
+    if any(x is MISALIGNED for x in (me, *local)):
         return NotImplemented
-    given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
+    given = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
     return LocalCall(given, kwargs, lead.placement)

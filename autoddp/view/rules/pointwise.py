@@ -33,12 +33,12 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dim = ndim - (lead.dim() - lead.shard_dim)
     if dim < 0 or (writes and args[0].dim() != ndim):
         return NotImplemented
-    mine = tree_map(lambda x: aligned(x, lead.sizes, dim, ndim), (args, kwargs))
-    if any(x is MISALIGNED for x in tree_leaves(mine)):
+    local = tree_map(lambda x: aligned(x, lead.sizes, dim, ndim), (args, kwargs))
+    if any(x is MISALIGNED for x in tree_leaves(local)):
         return NotImplemented
     # functions with inplace=True return the memory of their input
     aliases = any(x is True for x in leaves)
-    given, named = mine
+    given, named = local
     return LocalCall(given, named, (dim, lead.sizes), aliases, in_place=writes)
 
 

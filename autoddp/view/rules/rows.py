@@ -141,13 +141,13 @@ def rowwise(mixed_dims: MixedDims, gone: bool, func: Any, args: Any, kwargs: dic
     dims = mixed_dims(given, lead.dim())
     if dims is None or lead.shard_dim in dims or not lead.numel():
         return NotImplemented
-    mine = {name: row_operand(x, lead) for name, x in rows.items()}
-    if any(x is MISALIGNED for x in mine.values()) or (in_place(func) and not is_sharded(args[0])):
+    local = {name: row_operand(x, lead) for name, x in rows.items()}
+    if any(x is MISALIGNED for x in local.values()) or (in_place(func) and not is_sharded(args[0])):
         return NotImplemented
     at, sizes = lead.placement
     if gone and not given.get("keepdim"):
         at -= sum(dim < at for dim in dims)
-    args, kwargs = with_arguments(given, args, kwargs, mine)
+    args, kwargs = with_arguments(given, args, kwargs, local)
     return LocalCall(args, kwargs, (at, sizes), in_place=in_place(func))
 
 

@@ -153,8 +153,8 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me = args[0]
     if not is_sharded(me) or len(args) > 2:
         return NotImplemented
-    asked = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
-    dims = dims_of(asked, me.dim())
+    given = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
+    dims = dims_of(given, me.dim())
     if dims is None or any(d == me.shard_dim and me.shape[d] == 1 for d in dims):
         return NotImplemented
     gone = tuple({d for d in dims if me.shape[d] == 1})
