@@ -5,8 +5,8 @@ function says what is computed on local rows and how the result is sharded; a fu
 rule gathers first. A loss is a `Partial` sum until somebody reads it.
 """
 
-from autoddp.view import dispatch as dispatch  # answers for the functions of sharded tensors
-from autoddp.view import rules as rules  # fills the table
+from autoddp.view import dispatch as dispatch  # implements functions of sharded tensors
+from autoddp.view import rules as rules  # registers the rules
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.state import View

@@ -53,7 +53,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     decision, context = view.decisions.get(key), view.context
     if (
         decision is None
-        # in threads, transforms, modes and autograd functions other answers hold
+        # decisions do not apply in threads, transforms, modes and autograd functions
         or context.depth[FUNCTION]
         or get_ident() != context.thread
         or transform()
@@ -62,7 +62,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ):
         return compute(func, args, kwargs or {}, key)
     if decision is GATHER:
-        return _refreshed(func, args, fall_back(func, args, kwargs or {}))
+        return _refresh_exported(func, args, fall_back(func, args, kwargs or {}))
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     try:
@@ -87,13 +87,13 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> An
         reword(error, func, args, kwargs)
         raise
     if out is NotImplemented:
-        return _refreshed(func, args, fall_back(func, args, kwargs))
+        return _refresh_exported(func, args, fall_back(func, args, kwargs))
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     return out
 
 
-def _refreshed(func: Any, args: Any, out: Any) -> Any:
+def _refresh_exported(func: Any, args: Any, out: Any) -> Any:
     """Update exported memory of a batch that `func` wrote into in place; return `out`."""
     if args and type(args[0]) is ShardedTensor and in_place(func):
         args[0].refresh()
@@ -128,7 +128,9 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
     if kwargs and any(name in NUMPY for name in kwargs):
         kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
     if any(type(x) is Partial for x in leaves) and any(type(x) is ShardedTensor for x in leaves):
-        args, kwargs = tree_map(_reduced, (args, kwargs), is_leaf=is_shape)
+        args, kwargs = tree_map(
+            lambda x: x.full() if type(x) is Partial else x, (args, kwargs), is_leaf=is_shape
+        )
     out = rule.decide(func, args, kwargs)
     if key is not None and rule.cached and (out is NotImplemented or isinstance(out, LocalCall)):
         if len(view.decisions) >= MAX_DECISIONS:
@@ -138,22 +140,17 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
         return NotImplemented
     if isinstance(out, LocalCall):
         return out.run(func, args, kwargs)
-    return out if out is NotImplemented else _refreshed(func, args, out)
+    return out if out is NotImplemented else _refresh_exported(func, args, out)
 
 
-def _reduced(x: Any) -> Any:
-    """Reduce a partial sum, which is replicated to functions of sharded tensors."""
-    return x.full() if type(x) is Partial else x
-
-
-def _blocks_rule(x: Any, by_decision: bool) -> bool:
+def _blocks_rule(x: Any, cached: bool) -> bool:
     """Return whether `x` rules out a rule: a tensor subclass with `__torch_function__` of its own.
 
     Cached rules are also ruled out if a rank has no rows: torch refuses many empty inputs.
     """
     kind = type(x)
     if kind is ShardedTensor:
-        return by_decision and not x.sizes.smallest
+        return cached and not x.sizes.smallest
     return (
         issubclass(kind, Tensor)
         and not issubclass(kind, DistributedTensor)
@@ -192,8 +189,8 @@ def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool 
 def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Implement `__torch_dispatch__`: compute on the whole what reaches it, or refuse it."""
     kwargs = kwargs or {}
-    wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
-    if wants and any(
+    needs_grad = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    if needs_grad and any(
         isinstance(x, (ShardedTensor, Partial)) and x.local.requires_grad
         for x in leaves_in(args, kwargs)
     ):
@@ -206,6 +203,6 @@ def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
     return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-_answers: Any = DistributedTensor  # mypy rejects assigning these two methods
-_answers.__torch_function__ = classmethod(dispatch)
-_answers.__torch_dispatch__ = classmethod(torch_dispatch)
+_base: Any = DistributedTensor  # mypy rejects assigning these two methods
+_base.__torch_function__ = classmethod(dispatch)
+_base.__torch_dispatch__ = classmethod(torch_dispatch)

@@ -85,12 +85,14 @@ def received(connection: socket.socket) -> Any:
     Raises:
         EOFError: The other rank has ended.
     """
-    size, count, many = HEADER.unpack(_bytes(connection, HEADER.size))
+    size, count, descriptor_count = HEADER.unpack(_bytes(connection, HEADER.size))
     parts = list(PART.iter_unpack(_bytes(connection, count * PART.size)))
     maps, descriptors = list[Any](), list[int]()
     try:
-        if many:
-            descriptors = socket.recv_fds(connection, 1, many, socket.MSG_CMSG_CLOEXEC)[1]
+        if descriptor_count:
+            descriptors = socket.recv_fds(connection, 1, descriptor_count, socket.MSG_CMSG_CLOEXEC)[
+                1
+            ]
             maps = [_mapped(descriptor) for descriptor in descriptors]
     finally:
         for descriptor in descriptors:
@@ -129,14 +131,14 @@ class _Packer(pickle.Pickler):
     ) -> None:
         shared: list[tuple[int, int]] = []  # (descriptor, offset) of the next buffer
 
-        def travels_within(buffer: pickle.PickleBuffer) -> bool:
-            raw, behind = buffer.raw(), shared.pop() if shared else (-1, 0)
+        def in_band(buffer: pickle.PickleBuffer) -> bool:
+            raw, place = buffer.raw(), shared.pop() if shared else (-1, 0)
             if raw.nbytes < MIN_BUFFER or raw.readonly:
                 return True
-            parts.append(Buffer(raw, *behind))
+            parts.append(Buffer(raw, *place))
             return False
 
-        super().__init__(body, 5, buffer_callback=travels_within)
+        super().__init__(body, 5, buffer_callback=in_band)
         self.from_worker, self.shared, self.parts = from_worker, shared, parts
         self.mapped = mapped and get_sharing_strategy() == "file_descriptor"
 
@@ -149,13 +151,13 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         if not x.nbytes():
             return torch.UntypedStorage, (0,)
-        return _storage, (pickle.PickleBuffer(_flat(x)),)
+        return _storage_from, (pickle.PickleBuffer(_flat(x)),)
 
     def _tensor(self, x: Tensor) -> Any:
         if x.grad_fn is not None or (x.requires_grad and not self.from_worker):
             raise NotTransferable("its batches hold tensors that need a gradient")
         if x.device.type not in ("cpu", "meta"):
-            return _on, (x.cpu(), str(x.device))
+            return _to_device, (x.cpu(), str(x.device))
         plain = type(x) is Tensor and x.layout is torch.strided and not x.is_quantized
         storage = x.untyped_storage() if plain and x.device.type == "cpu" else None
         if storage is None or not 0 < x.nbytes < storage.nbytes():
@@ -167,7 +169,7 @@ class _Packer(pickle.Pickler):
             at = int(x.storage_offset()) * x.element_size()
             self.shared.append((storage._share_fd_cpu_()[0], at))
         raw: Any = x.reshape(-1).view(torch.uint8).numpy()
-        return _rows, (pickle.PickleBuffer(raw), x.dtype, tuple(x.shape))
+        return _tensor_from, (pickle.PickleBuffer(raw), x.dtype, tuple(x.shape))
 
 
 def _flat(storage: Any) -> Any:
@@ -175,13 +177,13 @@ def _flat(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).numpy()
 
 
-def _storage(buffer: Any) -> torch.UntypedStorage:
+def _storage_from(buffer: Any) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def _rows(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
-def _on(x: Tensor, device: str) -> Tensor:
+def _to_device(x: Tensor, device: str) -> Tensor:
     return x.to(device)

@@ -77,9 +77,8 @@ class RowBatches:
 
     def _first(self) -> Any:
         if not self.view.context.on_script_thread():
-            return self._fall_back(
-                self.job.report_plan(Plan(self.plan.where, EACH, THREAD)), None, []
-            )
+            plan = self.job.report_plan(Plan(self.plan.where, EACH, THREAD))
+            return self._fall_back(plan, None, [])
         batch, moved = None, ""
         errors: list[Exception] = []  # emptied at the end, to avoid a cycle
         try:
@@ -94,8 +93,9 @@ class RowBatches:
             moved = DRAWS if new_generators_exist(self.plan.generators, self.loader.dataset) else ""
         reason = self._objection(batch, bool(errors), moved)
         try:
-            if plan := self.job.decide(self.plan, reason, bool(self.loader.num_workers)):
-                return self._fall_back(plan, batch, errors)
+            other = self.job.decide(self.plan, reason, bool(self.loader.num_workers))
+            if other is not None:
+                return self._fall_back(other, batch, errors)
         finally:
             errors.clear()
         self.sampler.seen = None
