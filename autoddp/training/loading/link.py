@@ -41,24 +41,24 @@ class NodeLink:
         self._begun = 0
         this = weakref.ref(self)  # at-fork callbacks are never freed
 
-        def leave() -> None:
+        def close_in_child() -> None:
             link = this()
             if link is not None:
                 link.close()  # else workers keep them open
 
-        os.register_at_fork(after_in_child=leave)
+        os.register_at_fork(after_in_child=close_in_child)
 
     def close(self) -> None:
         """Close all connections."""
         for connection in self.sockets.values():
             connection.close()
 
-    def begin(self, one: SharedPass) -> int:
+    def begin(self, shared_pass: SharedPass) -> int:
         """Register a pass that all ranks begin, and return its number."""
         with self._heard:
             self._begun += 1
-            self._passes[self._begun] = one
-            one.messages.extend(self._early.pop(self._begun, ()))
+            self._passes[self._begun] = shared_pass
+            shared_pass.messages.extend(self._early.pop(self._begun, ()))
             return self._begun
 
     def send(self, payload: Callable[[int], Any], from_worker: bool, mapped: bool = False) -> None:
@@ -81,14 +81,14 @@ class NodeLink:
                 except OSError:
                     self.sockets.pop(rank).close()  # its launcher ends the job
 
-    def receive(self, one: SharedPass) -> Any:
+    def receive(self, shared_pass: SharedPass) -> Any:
         """Wait for the next message of a pass.
 
         Raises:
             RankEnded: The first rank has ended.
         """
         with self._heard:
-            while not one.messages:
+            while not shared_pass.messages:
                 if self._reading:
                     self._heard.wait()
                     continue
@@ -104,7 +104,7 @@ class NodeLink:
                     self._early.setdefault(number, []).append(message)
                 elif (owner := self._passes.get(number)) is not None:
                     owner.messages.append(message)
-            return one.messages.popleft()
+            return shared_pass.messages.popleft()
 
     def _read(self) -> Any:
         try:

@@ -147,9 +147,9 @@ class RowBatches:
         outside = self.fetching.outside
         before = None if outside is None else outside.shared
         if errors:
-            shared.fail(errors[0], before)
+            shared.send_error(errors[0], before)
             return batch
-        return self.inner._dataset_fetcher.give(batch, before)
+        return self.inner._dataset_fetcher.send_batch(batch, before)
 
     def _restarted(self, plan: Plan) -> WholeBatches:
         """Begin the pass again with new workers, from the indices that were drawn already."""

@@ -51,13 +51,13 @@ class SharedIterator(LoaderIterator):
         with shared.acting():
             before = shared.states()
             try:
-                return shared.give(next(self.inner), before, True)
+                return shared.send_batch(next(self.inner), before, True)
             except NotTransferable as refusal:
                 refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
-                shared.fail(refused, before)
+                shared.send_error(refused, before)
                 raise refused from None
             except (Exception, SystemExit) as error:
-                shared.fail(error, before)
+                shared.send_error(error, before)
                 raise
 
 
@@ -109,12 +109,12 @@ class Sharing:
         inner._pin_memory = False
         return self._without(inner, self._begin(loader, plan), plan, pin_to)
 
-    def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
+    def follower(self, loader: Any, make: Callable[[], Any]) -> Any:
         """Make the iterator of a loader; on ranks without workers one that follows the first."""
         shared = self._begun
         here = self.run.view.context.on_script_thread() and loader.num_workers
         if shared is None or shared.is_first or not here:
-            return plain()
+            return make()
         return FollowerIterator(loader, lambda: self._begun)
 
     def _without(self, inner: Any, shared: SharedPass, plan: Plan, pin_to: str) -> SharedIterator:
@@ -159,7 +159,7 @@ class SharedFetch:
         with shared.context.internal():
             if not self.loads_itself and shared.is_first:
                 with shared.acting():
-                    return self._give(index)
+                    return self._fetch_and_send(index)
             if not self.loads_itself:
                 kind, payload = shared.receive()
                 if kind != LOAD_IT:
@@ -167,23 +167,23 @@ class SharedFetch:
                 self._fall_back(payload)
             return self.real.fetch(index)
 
-    def _give(self, index: Any) -> Any:
+    def _fetch_and_send(self, index: Any) -> Any:
         before = self.shared.states()
         watch = DrawWatch(self.own) if self.own and before is not None else None
         try:
             batch = self.real.fetch(index)
         except (Exception, SystemExit) as error:
-            self.shared.fail(error, before)
+            self.shared.send_error(error, before)
             raise
         if watch is not None and watch.moved() == OWN:
             self._fall_back(OWN)
             return batch
-        return self.give(batch, before)
+        return self.send_batch(batch, before)
 
-    def give(self, batch: Any, before: Generators | None) -> Any:
+    def send_batch(self, batch: Any, before: Generators | None) -> Any:
         """Send a batch to the other ranks; if it cannot be sent, they fetch it themselves."""
         try:
-            return self.shared.give(batch, before, False)
+            return self.shared.send_batch(batch, before, False)
         except NotTransferable as refusal:
             self._fall_back(str(refusal))
             return batch

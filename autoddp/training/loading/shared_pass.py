@@ -57,11 +57,11 @@ class SharedPass:
 
     def states(self) -> Generators | None:
         """Return a snapshot of the generators; None in a thread, as others may draw meanwhile."""
-        return Generators() if self._at_home() else None
+        return Generators() if self._on_script_thread() else None
 
     # ---- the first rank
 
-    def give(self, batch: Any, before: Generators | None, from_worker: bool) -> Any:
+    def send_batch(self, batch: Any, before: Generators | None, from_worker: bool) -> Any:
         """Send a batch to all others, and return this rank's own part.
 
         Args:
@@ -89,7 +89,7 @@ class SharedPass:
         own.whole = batch
         return own
 
-    def fail(self, error: BaseException, before: Generators | None) -> None:
+    def send_error(self, error: BaseException, before: Generators | None) -> None:
         """Send an error to all others."""
         self.notify(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
 
@@ -119,7 +119,7 @@ class SharedPass:
                 try:
                     kind, number, payload = self.link.receive(self)
                 except RankEnded:
-                    if self._at_home():
+                    if self._on_script_thread():
                         raise
                     raise StopIteration from None
                 if number == self.requested:  # else it is of an interrupted request
@@ -136,12 +136,12 @@ class SharedPass:
 
     # ---- for monitoring
 
-    def _at_home(self) -> bool:
+    def _on_script_thread(self) -> bool:
         return self.context.is_rank() and self.context.on_script_thread()
 
     def at(self, kind: str, words: str) -> AbstractContextManager[None]:
         """Show what this rank waits for or does."""
-        if not self._at_home():
+        if not self._on_script_thread():
             return nullcontext()
         return self.run.group.position.at(kind, words)
 

@@ -23,9 +23,9 @@ OWN = "its data set draws from a generator of its own"
 class Access(NamedTuple):
     """A generator, with functions that get and set its state."""
 
-    of: Any
+    generator: Any
     get: Callable[[], Any]
-    put: Callable[[Any], Any]
+    restore: Callable[[Any], Any]
 
 
 def own_generators(dataset: Any) -> list[Access]:
@@ -64,10 +64,10 @@ def _access(x: Any) -> Access:
         return Access(x, x.getstate, x.setstate)
     if isinstance(x, torch.Generator):
 
-        def put(state: bytes) -> None:
+        def restore(state: bytes) -> None:
             x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
 
-        return Access(x, lambda: x.get_state().numpy().tobytes(), put)
+        return Access(x, lambda: x.get_state().numpy().tobytes(), restore)
     if hasattr(x, "bit_generator"):
         bits = x.bit_generator
         return Access(x, lambda: bits.state, lambda state: setattr(bits, "state", state))
@@ -79,8 +79,9 @@ def new_generators_exist(since: list[Access], dataset: Any) -> bool:
 
     torch's samplers create torch.Generators: of these only the data set's own count.
     """
-    known, held = {id(x.of) for x in since}, {*map(id, getattr(dataset, "__dict__", {}).values())}
-    made = [x.of for x in own_generators(dataset) if id(x.of) not in known]
+    known = {id(x.generator) for x in since}
+    held = {*map(id, getattr(dataset, "__dict__", {}).values())}
+    made = [x.generator for x in own_generators(dataset) if id(x.generator) not in known]
     return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
 
 
@@ -101,7 +102,7 @@ class DrawWatch:
         """Restore all generators."""
         self.shared.put_back()
         for access, state in self.own:
-            access.put(state)
+            access.restore(state)
 
 
 # ---- in worker processes
@@ -119,7 +120,7 @@ class WatchingCollate:
     """A collate function for worker processes that watches the generators."""
 
     def __init__(self, loader: Any) -> None:
-        self.collate, self.plain_begin = loader.collate_fn, loader.worker_init_fn
+        self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
         self.before: DrawWatch | None = None
         self.own: list[Access] | None = None  # None after the first batch
 
@@ -137,8 +138,8 @@ class WatchingCollate:
 
     def begin(self, number: int) -> None:
         """Initialise a worker as the script does, then take a snapshot of the generators."""
-        if self.plain_begin is not None:
-            self.plain_begin(number)
+        if self.worker_init is not None:
+            self.worker_init(number)
         self.own = own_generators(_dataset())
         self.before = DrawWatch(self.own)
 
@@ -151,9 +152,9 @@ def _dataset() -> Any:
 @contextmanager
 def watching_workers(loader: Any) -> Iterator[None]:
     """Watch the generators in workers of an iterator that is made inside."""
-    noticing = WatchingCollate(loader)
-    loader.collate_fn, loader.worker_init_fn = noticing, noticing.begin
+    watching = WatchingCollate(loader)
+    loader.collate_fn, loader.worker_init_fn = watching, watching.begin
     try:
         yield
     finally:
-        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.plain_begin
+        loader.collate_fn, loader.worker_init_fn = watching.collate, watching.worker_init

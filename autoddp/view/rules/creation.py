@@ -69,7 +69,7 @@ def noise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 @uncached_rule("bernoulli", "multinomial")
-def of_probabilities(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def sample(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Draw by the probabilities of the whole batch, and return this rank's rows."""
     me = args[0] if args else None
     if not is_sharded(me) or any_sharded([*args[1:], *kwargs.values()]) or "out" in kwargs:

@@ -16,7 +16,7 @@ from autoddp.view.table import rule
 MARK = 1_000_003  # a size that marks the shard dimension
 INDICES = (torch.int64, torch.int32, torch.bool)
 # local index, shard dimension of the result, number of its dimensions
-Own = tuple[tuple[Any, ...], int, int]
+LocalIndex = tuple[tuple[Any, ...], int, int]
 
 
 @rule("__getitem__")
@@ -24,7 +24,7 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Read by an index that takes all rows: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
     tensors = _holds_tensors(index)  # values count, so that no decision is cached
-    found = _own(me, index) if is_sharded(me) else None
+    found = _local_index(me, index) if is_sharded(me) else None
     if found is None:
         return GATHER_ONCE if tensors else NotImplemented
     items, dim, _ = found
@@ -38,7 +38,7 @@ def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Write a number, or a tensor with the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
     tensors = _holds_tensors(index)
-    found = _own(me, index) if is_sharded(me) else None
+    found = _local_index(me, index) if is_sharded(me) else None
     if found is None or isinstance(value, Partial):
         return GATHER_ONCE if tensors else NotImplemented
     items, dim, ndim = found
@@ -56,12 +56,12 @@ def _holds_tensors(index: Any) -> bool:
     return any(isinstance(x, Tensor) for x in items)
 
 
-def _own(me: ShardedTensor, index: Any) -> Own | None:
+def _local_index(me: ShardedTensor, index: Any) -> LocalIndex | None:
     """Return the local form of an index that takes all rows in order; None for any other.
 
     The item of the shard dimension is `:`, or `arange(B)` with other indices for each row.
     """
-    found = _spelled(me, index)
+    found = _expanded(me, index)
     if found is None:
         return None
     items, place = found
@@ -71,18 +71,18 @@ def _own(me: ShardedTensor, index: Any) -> Own | None:
     ndim = max((x.dim() if x.dtype is not torch.bool else 1 for x in tensors), default=0)
     dim = None
     if isinstance(items[place], Tensor):
-        dim = _numbers_rows(items[place], me, ndim)
+        dim = _arange_dim(items[place], me, ndim)
         if dim is None or any(x.dtype is torch.bool for x in tensors):
             return None
     elif items[place] != slice(None) or any(map(is_sharded, tensors)):
         return None
     local, marks = [], []
     for item in items:
-        here = _index_of_rows(item, me, dim, ndim, rows=item is items[place])
-        if here is None:
+        local_item = _local_item(item, me, dim, ndim, rows=item is items[place])
+        if local_item is None:
             return None
-        local.append(here[0])
-        marks += here[1]
+        local.append(local_item[0])
+        marks += local_item[1]
     sizes = [*me.shape]
     if dim is None:
         sizes[me.shard_dim] = MARK
@@ -93,38 +93,38 @@ def _own(me: ShardedTensor, index: Any) -> Own | None:
     return (tuple(local), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
 
 
-def _spelled(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
+def _expanded(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
     """Return the index with a slice for each omitted dimension, and the item of the rows."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) or isinstance(i, Tensor)
                for i in items):  # fmt: skip
         return None
-    takes = [_takes(i) for i in items]
-    spread = [k for k, i in enumerate(items) if i is Ellipsis]
+    consumed = [_consumed(i) for i in items]
+    ellipses = [k for k, i in enumerate(items) if i is Ellipsis]
     if (
-        sum(takes) > me.dim()
-        or len(spread) > 1
+        sum(consumed) > me.dim()
+        or len(ellipses) > 1
         or 0 in [i.dim() for i in items if isinstance(i, Tensor)]
     ):
         return None
-    at = spread[0] if spread else len(items)
-    items[at : at + 1] = [slice(None)] * (me.dim() - sum(takes))
+    at = ellipses[0] if ellipses else len(items)
+    items[at : at + 1] = [slice(None)] * (me.dim() - sum(consumed))
     seen = 0
     for k, item in enumerate(items):
-        seen += _takes(item)
+        seen += _consumed(item)
         if seen > me.shard_dim:
             return items, k
     return None
 
 
-def _takes(item: Any) -> int:
+def _consumed(item: Any) -> int:
     """Return the number of dimensions that an item of an index consumes."""
     if isinstance(item, Tensor):
         return item.dim() if item.dtype is torch.bool else 1
     return int(item is not None and item is not Ellipsis)
 
 
-def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
+def _arange_dim(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
     """Return which of `ndim` broadcast dimensions `x` numbers, if it is `arange(B)`; else None."""
     total = me.sizes.total
     if type(x) is not Tensor or x.numel() != total or total < 2 or max(x.shape) != total:
@@ -136,7 +136,7 @@ def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
     return ndim - x.dim() + x.shape.index(total)
 
 
-def _index_of_rows(
+def _local_item(
     item: Any, me: ShardedTensor, dim: int | None, ndim: int, rows: bool
 ) -> tuple[Any, list[Any]] | None:
     """Return the local form of an item, and a meta item that marks the shard dimension."""

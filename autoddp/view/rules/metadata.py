@@ -36,7 +36,7 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 @uncached_rule("is_pinned", "is_shared")
-def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def is_pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether the batch's memory is pinned or shared.
 
     The local rows decide, and any whole that the script may have pinned or shared.
@@ -99,7 +99,7 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return NotImplemented
         if not me.local.is_leaf:
             me.local.requires_grad = args[1]  # torch raises its own error
-        _require(me, args[1])
+        _set_requires_grad(me, args[1])
         return None
     return me.local.requires_grad
 
@@ -110,11 +110,11 @@ def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
-    _require(me, kwargs.get("requires_grad", rest[0] if rest else True))
+    _set_requires_grad(me, kwargs.get("requires_grad", rest[0] if rest else True))
     return me
 
 
-def _require(me: ShardedTensor, yes: bool) -> None:
+def _set_requires_grad(me: ShardedTensor, yes: bool) -> None:
     local = me.local
     fresh = yes and not local.requires_grad
     local.requires_grad_(yes)
@@ -150,7 +150,7 @@ def _retain(holder: Any, size: int) -> None:
     holder._autoddp_retains = holder.register_hook(keep)
 
 
-def _hooked(holder: Any, hook: Any, size: int) -> Any:
+def _register(holder: Any, hook: Any, size: int) -> Any:
     handle = holder.register_hook(hook)
     if getattr(holder, "_autoddp_retains", None) is not None:
         _retain(holder, size)
@@ -186,13 +186,13 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_sharded(me):
         return NotImplemented
     if len(args) > 1:
-        _take_memory(me, args[1])
+        _replace_memory(me, args[1])
         return None
     me.aliases.separate_versions = True
     return alias_of(me, me.local.data)
 
 
-def _take_memory(me: ShardedTensor, value: Any) -> None:
+def _replace_memory(me: ShardedTensor, value: Any) -> None:
     """Replace the memory of a batch by that of `value`; former views keep the old memory."""
     me.local.data = _local_value(me, value)
     me._whole = None  # gathered from the old memory
@@ -221,29 +221,29 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Register a hook, which gets the gradient sharded and at true scale."""
     me, hook = args
     if not is_sharded(me):
-        return _hook_sum(me, hook) if _has_graph(me) else NotImplemented
+        return _register_on_sum(me, hook) if _has_graph(me) else NotImplemented
     sizes, at, leaf = me.sizes, me.shard_dim, me.local.is_leaf
     size = sizes.view.group.size
 
-    def by_rows(g: Tensor) -> Tensor | None:
+    def on_rows(g: Tensor) -> Tensor | None:
         out = hook(_wrapped_gradient(g, sizes, at, 1 if leaf else size))
         if out is None:
             return None
         local = out.local if is_sharded(out) and out.sizes is sizes else sizes.shard(out, at)
         return local if leaf else local * size
 
-    return _hooked(me.local, by_rows, size)
+    return _register(me.local, on_rows, size)
 
 
-def _hook_sum(me: Partial, hook: Any) -> Any:
+def _register_on_sum(me: Partial, hook: Any) -> Any:
     """Register a hook on an unread sum: on its local term, which has the gradient of the sum."""
     size = me.owner.group.size
 
-    def on_part(g: Tensor) -> Tensor | None:
+    def on_term(g: Tensor) -> Tensor | None:
         out = hook(g / size)
         return None if out is None else full(out) * size
 
-    return _hooked(me.local, on_part, size)
+    return _register(me.local, on_term, size)
 
 
 def _has_graph(me: Any) -> bool:

@@ -40,7 +40,7 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 @uncached_rule("multi_head_attention_forward", "gumbel_softmax")
-def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def composite(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the Python body of a composite function, whose parts have rules."""
     checks = ("has_torch_function", "has_torch_function_unary")
     before = [getattr(F, name) for name in checks]

@@ -62,16 +62,16 @@ def _assign(x: Any, out: Any) -> Any:
 
 
 def _sum(x: Any, y: Any, sign: int) -> Any:
-    known = x if unread(x) else y
-    if not unread(known):
+    lead = x if unread(x) else y
+    if not unread(lead):
         return NotImplemented
-    a, b = _part(x, known), _part(y, known)
+    a, b = _term(x, lead), _term(y, lead)
     if a is None or b is None:
         return NotImplemented
-    return _wrapped(known, y if known is x else x, a + b if sign > 0 else a - b)
+    return _wrapped(lead, y if lead is x else x, a + b if sign > 0 else a - b)
 
 
-def _part(x: Any, known: Partial) -> Any:
+def _term(x: Any, lead: Partial) -> Any:
     """Return this rank's share of a term, None if it is no number.
 
     Floats, and ints added to floats, are divided by the number of ranks; rank 0 has all other ints.
@@ -80,22 +80,22 @@ def _part(x: Any, known: Partial) -> Any:
         return x.local
     if not _number(x):
         return None
-    group = known.owner.group
+    group = lead.owner.group
     if isinstance(x, float) or (isinstance(x, Tensor) and x.dtype.is_floating_point):
         return x / group.size
-    if known.local.is_floating_point() and isinstance(x, int):
+    if lead.local.is_floating_point() and isinstance(x, int):
         return x / group.size
     return x * (group.rank == 0)
 
 
-def _wrapped(known: Partial, other: Any, local: Tensor) -> Any:
+def _wrapped(lead: Partial, other: Any, local: Tensor) -> Any:
     """Wrap `local` in a `Partial` of the dtype that plain tensors give."""
-    sums = [known, other] if type(other) is Partial else [known]
+    sums = [lead, other] if type(other) is Partial else [lead]
     if all(x.declared == x.local.dtype for x in sums):
-        return Partial(local, known.owner)
-    if type(other) is Tensor or any(x.declared != known.declared for x in sums):
+        return Partial(local, lead.owner)
+    if type(other) is Tensor or any(x.declared != lead.declared for x in sums):
         return NotImplemented
-    return Partial(local, known.owner, known.declared)
+    return Partial(local, lead.owner, lead.declared)
 
 
 def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
