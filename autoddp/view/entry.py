@@ -77,13 +77,13 @@ class ModuleEntry:
         if sizes.blocks > 1:
             return args, kwargs
         dims = (dim, 0) if lead is None else (lead.shard_dim, 0)
-        made = {id(x): self._cut(x, dims, sizes) for x in plain}
+        made = {id(x): self._shard(x, dims, sizes) for x in plain}
         return (
             tuple(made.get(id(x), x) for x in args),
             {name: made.get(id(x), x) for name, x in kwargs.items()},
         )
 
-    def _cut(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:
+    def _shard(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:
         """Shard a tensor that has the batch's size; return any other unchanged."""
         if x.layout is not torch.strided or x.is_quantized or x.is_nested:
             return x

@@ -20,7 +20,7 @@ from autoddp.training.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-WHY = "the nodes read other data; give all of them the same files"
+WHY = "the nodes read different data; give all of them the same files"
 
 
 class FirstBatches:

@@ -45,8 +45,9 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if unknown:
         want[want.index(-1)] = count // known
     found = _regrouped(me, want)
-    if found is None or not _viewable(func, me, want):
+    if found is None:
         return NotImplemented
+    _check_view(func, me, want)
     dim, sizes = found
     want[dim] = sizes.local
     return _resized(me, rest, want, found)
@@ -97,13 +98,11 @@ def _in_blocks(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | N
     return first, me.sizes.times(want[first] // (blocks * me.sizes.total)).repeated(blocks)
 
 
-def _viewable(func: Any, me: ShardedTensor, want: list[int]) -> bool:
-    """Return True, or raise torch's error if the whole cannot be viewed so."""
-    if me.sizes.smallest > 1 and me.sizes.blocks == 1:
-        return True
-    whole = torch.empty_strided(me.shape, me.stride(), device="meta")
-    getattr(whole, func.__name__)(want)  # raises if it is no view
-    return True
+def _check_view(func: Any, me: ShardedTensor, want: list[int]) -> None:
+    """Raise torch's error if the whole has no such view: that of a single row always exists."""
+    if me.sizes.smallest < 2 or me.sizes.blocks > 1:
+        whole = torch.empty_strided(me.shape, me.stride(), device="meta")
+        getattr(whole, func.__name__)(want)
 
 
 COPIES = ("diag_embed", "repeat", "tile")  # the others return views
