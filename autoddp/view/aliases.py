@@ -129,11 +129,6 @@ class AliasGroup:
                 if exported.before is None:
                     exported.snapshot()
 
-    @property
-    def raw(self) -> bool:
-        """Return whether rows may be written on some ranks only, so that no rank can tell."""
-        return any(exported.raw for exported in self.exported.values())
-
     def exported_whole(self, rows: Tensor) -> Tensor | None:
         """Return the exported whole of these rows, if there is one."""
         exported = self.exported.get(region_of(rows))
