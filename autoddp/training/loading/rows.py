@@ -22,7 +22,7 @@ from autoddp.comm.topology import leaders
 from autoddp.errors import Disagreement
 from autoddp.training.loading.batches import SharedBatches, WholeBatches
 from autoddp.training.loading.plan import EACH, ROWS, THREAD, Plan
-from autoddp.training.loading.sampling import Resumed, RowSampler, seeds_of
+from autoddp.training.loading.sampling import Resumed, RowSampler, changed, seeds_of
 from autoddp.training.loading.shared_pass import SharedPass
 from autoddp.training.loading.watch import DRAWS, OWN, DrawingBatch, new_generators_exist
 from autoddp.view import ShardedTensor
@@ -153,14 +153,11 @@ class RowBatches:
 
     def _restarted(self, plan: Plan) -> WholeBatches:
         """Begin the pass again with new workers, from the indices that were drawn already."""
-        loader = self.loader
+        loader, sampler = self.loader, Resumed(self.sampler)
         self.inner._shutdown_workers()
         loader._iterator = None  # of persistent workers
-        own, loader.generator = loader.generator, self.seeds
-        try:
-            return self.job.source(loader, plan, self.make, Resumed(self.sampler))
-        finally:
-            loader.generator = own
+        with changed(loader, generator=self.seeds):
+            return self.job.source(loader, plan, self.make, sampler)
 
     # ---- all batches
 

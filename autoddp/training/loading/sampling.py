@@ -8,7 +8,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from torch.utils.data import (
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.training.loading.generators import Generators
-from autoddp.training.loading.watch import Access, DrawWatch, watching_workers
+from autoddp.training.loading.watch import Access, DrawWatch, WatchingCollate
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -110,6 +110,19 @@ def seeds_of(loader: Any) -> torch.Generator:
     return copy
 
 
+@contextmanager
+def changed(loader: Any, **values: Any) -> Iterator[None]:
+    """Change attributes of a loader while an iterator is made inside."""
+    before = {name: getattr(loader, name) for name in values}
+    for name, value in values.items():
+        setattr(loader, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(loader, name, value)
+
+
 class Fetching:
     """Iterators of loaders over this rank's rows.
 
@@ -156,13 +169,13 @@ class Fetching:
                     self._begun = DrawWatch(watched or [])
 
         sampler.before_fetch = before_fetch
-        with ExitStack() as undo:
-            undo.enter_context(self.sampled(sampler))
-            undo.enter_context(self._fewer_workers(loader))
-            if own_draws:
-                undo.enter_context(self._own_seeds(loader))
-            if watched is not None and loader.num_workers:
-                undo.enter_context(watching_workers(loader))
+        changes: dict[str, Any] = {"num_workers": self._workers(loader)}
+        if own_draws:
+            changes["generator"] = self._own_seeds(loader)
+        if watched is not None and loader.num_workers:
+            watching = WatchingCollate(loader)
+            changes |= {"collate_fn": watching, "worker_init_fn": watching.begin}
+        with self.sampled(sampler), changed(loader, **changes):
             return make()
 
     def rows(self, loader: Any) -> RowSampler:
@@ -222,28 +235,18 @@ class Fetching:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
 
-    @contextmanager
-    def _fewer_workers(self, loader: Any) -> Iterator[None]:
+    def _workers(self, loader: Any) -> int:
         """Divide the workers among the node's ranks, unless the sampler draws between batches."""
-        batches, before = loader.batch_sampler, loader.num_workers
+        batches, workers = loader.batch_sampler, int(loader.num_workers)
         known = type(batches) is BatchSampler and type(batches.sampler) in TORCHS
-        if known and before:
-            ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
-            loader.num_workers = min(before, max(-(-before // ranks), cores // ranks))
-        try:
-            yield
-        finally:
-            loader.num_workers = before
+        if not known or not workers:
+            return workers
+        ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
+        return min(workers, max(-(-workers // ranks), cores // ranks))
 
-    @contextmanager
-    def _own_seeds(self, loader: Any) -> Iterator[None]:
-        """Give workers other seeds on each rank; the script's generator advances as usual."""
-        before = loader.generator
+    def _own_seeds(self, loader: Any) -> torch.Generator:
+        """Return a generator of workers' seeds for this rank; the script's advances as usual."""
         # on the default device, as in torch
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=before)
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         seed = (int(drawn.item()) + APART * self.run.world.rank) % 2**63
-        loader.generator = torch.Generator(drawn.device).manual_seed(seed)
-        try:
-            yield
-        finally:
-            loader.generator = before
+        return torch.Generator(drawn.device).manual_seed(seed)

@@ -7,8 +7,7 @@ With workers, which only the first rank has, the others step their own sampler a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from autoddp.training.loading.generators import Generators
 from autoddp.training.loading.link import NodeLink, connect
 from autoddp.training.loading.message import NotTransferable
 from autoddp.training.loading.plan import Plan
-from autoddp.training.loading.sampling import Fetching
+from autoddp.training.loading.sampling import Fetching, changed
 from autoddp.training.loading.shared_pass import LOAD_IT, SharedPass
 from autoddp.training.loading.watch import OWN, Access, DrawWatch
 
@@ -93,7 +92,12 @@ class Sharing:
             plan: The loader's plan.
             sampler: Replaces the loader's index sampler if it is given.
         """
-        with self._pinning_later(loader) as pin_to, self.fetching.sampled(sampler):
+        pins = loader.pin_memory and torch.accelerator.is_available()
+        device = torch_internals.accelerator() if pins else None
+        pin_to = "" if device is None else device.type
+        # each rank pins its own memory, after the batch was sent
+        unpinned = changed(loader, pin_memory=loader.pin_memory and not pins)
+        with unpinned, self.fetching.sampled(sampler):
             shared = self._begun = self._begin(loader, plan)
             try:
                 inner = make()
@@ -126,19 +130,6 @@ class Sharing:
         assert self.link is not None
         batched = loader._auto_collation and loader.collate_fn is default_collate
         return SharedPass(self.run, self.link, plan.where, batched)
-
-    @contextmanager
-    def _pinning_later(self, loader: Any) -> Iterator[str]:
-        """Disable pinning in the loader; yield the device for which each rank pins, if any."""
-        if not loader.pin_memory or not torch.accelerator.is_available():
-            yield ""
-            return
-        device = torch_internals.accelerator()
-        loader.pin_memory = False
-        try:
-            yield device.type if device is not None else ""
-        finally:
-            loader.pin_memory = True
 
 
 class SharedFetch:

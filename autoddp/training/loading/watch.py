@@ -6,7 +6,6 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -147,14 +146,3 @@ class WatchingCollate:
 def _dataset() -> Any:
     """Return the data set of the current worker process."""
     return getattr(torch.utils.data.get_worker_info(), "dataset", None)
-
-
-@contextmanager
-def watching_workers(loader: Any) -> Iterator[None]:
-    """Watch the generators in workers of an iterator that is made inside."""
-    watching = WatchingCollate(loader)
-    loader.collate_fn, loader.worker_init_fn = watching, watching.begin
-    try:
-        yield
-    finally:
-        loader.collate_fn, loader.worker_init_fn = watching.collate, watching.worker_init
