@@ -45,7 +45,7 @@ ROWS = (
     *("triplet_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"),
 )
 # these are composed of a loss and a reduction, whose node is the last in the graph
-APART = ("l1_loss", "kl_div", *ROWS)
+COMPOSED = ("l1_loss", "kl_div", *ROWS)
 NODES = {"mean": "MeanBackward0", "sum": "SumBackward0", "batchmean": "DivBackward0"}
 
 
@@ -73,7 +73,7 @@ def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     total = terms.sum(dtype=torch.float32 if terms.dtype in LOW else None)
     every = me.sizes.spec(tuple(terms.shape), me.shard_dim).shape.numel()
     count = {"sum": 1, "mean": every, "batchmean": me.shape[0]}[reduction]
-    node = NODES[reduction] if name in APART else node_name(terms)
+    node = NODES[reduction] if name in COMPOSED else node_name(terms)
     return mean_of(total, count, me.sizes.view, terms.dtype, node)
 
 
