@@ -46,10 +46,10 @@ class ExportedBuffer:
         if self.is_view or (unwritten and not self.raw):
             return
         local = shard(self.whole, self.sizes, self.shard_dim)
-        if unwritten and equal_values(local, self.rows):
+        if unwritten and equal(local, self.rows):
             return
         self.version_seen = version(self.whole)
-        with torch.no_grad(), inference_mode_of(self.rows):
+        with torch.no_grad(), same_mode(self.rows):
             self.rows.copy_(local)
 
     def snapshot(self) -> None:
@@ -58,13 +58,13 @@ class ExportedBuffer:
 
     def written(self) -> bool:
         """Return whether the whole was written since `snapshot`; all ranks agree on it."""
-        return self.before is not None and not equal_values(self.whole, self.before)
+        return self.before is not None and not equal(self.whole, self.before)
 
     def merge(self) -> None:
         """Copy only the elements that were written: others may be newer in the rows."""
         assert self.before is not None
         new, old = (shard(x, self.sizes, self.shard_dim) for x in (self.whole, self.before))
-        with torch.no_grad(), inference_mode_of(self.rows):
+        with torch.no_grad(), same_mode(self.rows):
             self.rows.copy_(
                 torch.where((new == old) | ((new != new) & (old != old)), self.rows, new)
             )
@@ -74,7 +74,7 @@ class ExportedBuffer:
 
         If the rows are a view of it, the version has counted that write already.
         """
-        with torch.no_grad(), inference_mode_of(self.whole):
+        with torch.no_grad(), same_mode(self.whole):
             whole = self.whole.data if self.is_view else self.whole
             whole.copy_(all_gather_rows(self.rows, self.sizes, self.shard_dim))
         self.version_seen = version(self.whole)
@@ -149,19 +149,19 @@ def region_of(rows: Tensor) -> Any:
     return rows.data_ptr(), rows.dtype, tuple(rows.shape), rows.stride()
 
 
-def exposes_memory(out: Any, whole: Tensor, name: str) -> bool:
+def exposes(out: Any, whole: Tensor, name: str) -> bool:
     """Return whether the result `out` gives the script access to the memory of `whole`."""
     if name == "__reduce_ex__":
         return True  # copy.copy() and multiprocessing queues share the memory
     if isinstance(out, (list, tuple)):
-        return any(exposes_memory(o, whole, name) for o in out[:1])  # all parts are alike
+        return any(exposes(o, whole, name) for o in out[:1])  # all parts are alike
     if isinstance(out, Tensor) and out.layout is torch.strided:
         return memory_of(out) == memory_of(whole)
     return not isinstance(out, Tensor) and name in RAW
 
 
 @contextmanager
-def inference_mode_of(x: Tensor) -> Iterator[None]:
+def same_mode(x: Tensor) -> Iterator[None]:
     """Enable inference mode if `x` was created in it, else disable it."""
     if x.is_inference() == torch.is_inference_mode_enabled():
         yield
@@ -186,7 +186,7 @@ def overwrite(rows: Tensor, new: Tensor) -> None:
     if rows.data_ptr() == new.data_ptr() and rows.stride() == new.stride():
         return
     leaf = rows.requires_grad and rows.is_leaf
-    with inference_mode_of(rows), torch.no_grad() if leaf else nullcontext():
+    with same_mode(rows), torch.no_grad() if leaf else nullcontext():
         rows.copy_(new)
 
 
@@ -195,7 +195,7 @@ def version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def equal_values(a: Tensor, b: Tensor) -> bool:
+def equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors have equal values; NaN equals NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 

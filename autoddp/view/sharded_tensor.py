@@ -11,15 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import outside_transforms, transform
-from autoddp.view.aliases import (
-    RAW,
-    AliasGroup,
-    equal_values,
-    exposes_memory,
-    inference_mode_of,
-    overwrite,
-    version,
-)
+from autoddp.view.aliases import RAW, AliasGroup, equal, exposes, overwrite, same_mode, version
 from autoddp.view.pending_sums import Part
 from autoddp.view.redistribute import Gather, SumOverRanks, node_name, shard, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
@@ -152,13 +144,11 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
             and (whole.requires_grad or not needs)
         ):
             return whole
-        exported_whole = shared.exported_whole(local) if shared.exported and not needs else None
-        with outside_transforms() if transform() else nullcontext(), inference_mode_of(local):
+        exported = shared.exported_whole(local) if shared.exported and not needs else None
+        with outside_transforms() if transform() else nullcontext(), same_mode(local):
             gather = with_node_name(Gather, node_name(local)) if needs else Gather
             whole = (
-                gather.apply(local, self.sizes, self.shard_dim)
-                if exported_whole is None
-                else exported_whole
+                gather.apply(local, self.sizes, self.shard_dim) if exported is None else exported
             )
         if self._whole is None and not whole.is_inference():
             shared.gathered.append(weakref.ref(self))
@@ -176,7 +166,7 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
         self._versions = (self._versions[0], version(whole))
         source = whole.detach() if untracked else whole
         local = shard(source, self.sizes, self.shard_dim)
-        if not untracked or not equal_values(local, self._local):
+        if not untracked or not equal(local, self._local):
             overwrite(self._local, local)
         self._versions = (version(self._local), version(whole))
 
@@ -202,7 +192,7 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
     def export(self, out: Any, func: Any) -> None:
         """Note that the script can access the memory of the whole, if `out` exposes it."""
         whole, name = self._whole, getattr(func, "__name__", "")
-        if whole is not None and not transform() and exposes_memory(out, whole, name):
+        if whole is not None and not transform() and exposes(out, whole, name):
             raw = whole.device.type == "cpu" or name in RAW  # a CPU view can become an array
             self.aliases.export(whole, self._local, self.sizes, self.shard_dim, raw)
 
