@@ -27,7 +27,7 @@ class Operators:
         self._library: Any = None
 
     def close(self) -> None:
-        """Unregister the operators."""
+        """Remove the operators from torch's registry."""
         self._library = None
 
     def namespace(self) -> Any:

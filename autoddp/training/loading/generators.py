@@ -22,7 +22,7 @@ class Generators:
         self.torch = [torch.get_rng_state(), *accelerator.states()]
 
     def put_back(self) -> None:
-        """Restore all generators."""
+        """Restore the states of all generators."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)

@@ -49,7 +49,7 @@ class NodeLink:
         os.register_at_fork(after_in_child=close_in_child)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all ranks."""
         for connection in self.sockets.values():
             connection.close()
 

@@ -79,7 +79,7 @@ class Sharing:
         return self.alone
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, if there are any."""
         if self.link is not None:
             self.link.close()
 

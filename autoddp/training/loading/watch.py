@@ -98,7 +98,7 @@ class DrawWatch:
         return "" if self.shared.same(Generators()) else DRAWS
 
     def put_back(self) -> None:
-        """Restore all generators."""
+        """Restore the states of all generators."""
         self.shared.put_back()
         for access, state in self.own:
             access.restore(state)
