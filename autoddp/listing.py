@@ -15,12 +15,10 @@ from autoddp.process import devices
 
 
 def patches(chosen: Sequence[str] = ()) -> int:
-    """Print features and their patches, in the order of installing: all, or those that are chosen.
-
-    A feature's line says what happens without it; a patch's line names its targets and its reason.
+    """Print all features, or those that are chosen, and their patches, in order of installation.
 
     Raises:
-        BadInput: A name is no feature's.
+        BadInput: There is no feature of that name.
     """
     features = {feature.name: feature for feature in launch.features()}
     for name in chosen:
@@ -35,7 +33,7 @@ def patches(chosen: Sequence[str] = ()) -> int:
 
 
 def env() -> int:
-    """Print versions, machine, GPUs, backends, and the variables of a job."""
+    """Print versions, hardware, backends, and the environment variables of a job."""
     print(f"autoddp: {__version__}")
     for name in ("torch", "torchvision", "wrapt", "typer"):
         print(f"{name}: {installed(name)}")

@@ -144,7 +144,7 @@ def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
         with member(world, options, devices, report, None, False) as mine:
             run = mine.run
             yield run
-            run.view.pending.settle()
+            run.view.pending.reduce()
     finally:
         HERE.world = None
         if run is not None:

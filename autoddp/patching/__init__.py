@@ -1,4 +1,4 @@
-"""Declare, install and exactly undo patches; knows nothing of torch."""
+"""Declare patches, install them, and undo them exactly; independent of torch."""
 
 from autoddp.patching.call import Call as Call
 from autoddp.patching.call import stands_for as stands_for

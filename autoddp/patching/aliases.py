@@ -1,4 +1,4 @@
-"""The names by which modules that were imported before hold functions of other modules."""
+"""The names under which already imported modules hold functions of other modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FUNCTIONS = (BuiltinFunctionType, FunctionType)
 
 
 class Aliases:
-    """The names in `modules` for functions of other modules, as `from os import replace` makes.
+    """The names in `modules` of functions of other modules, as after `from os import replace`.
 
-    In `libraries`, which are many, only for functions, but also in classes that they define, as
-    `_open = staticmethod(open)`. Modules are searched once, which takes about a tenth of a second.
+    In `libraries`, which are many, these are names of functions only, but also those in classes, as
+    `_open = staticmethod(open)`. All modules are searched once, in about 0.1 s.
     """
 
     def __init__(self, modules: Iterable[ModuleType], libraries: bool = False) -> None:
@@ -39,12 +39,12 @@ class Aliases:
         for name, value in list(vars(owner).items()):
             if type(value) is staticmethod:
                 self._add(owner, name, value.__func__)
-            # a built-in function binds no instance; a Python function would
+            # unlike a Python function, a built-in one is not bound as a method
             elif type(value) is BuiltinFunctionType:
                 self._add(owner, name, value)
 
     def replace(self, current: Any, replacement: Any) -> Iterator[tuple[Any, str, Any]]:
-        """Yield owner, name and new value of each slot of `current`, now `replacement`'s."""
+        """Yield owner, name and new value of each slot that holds `current`."""
         slots = self._slots.pop(id(current), [])
         self._slots[id(replacement)] = slots
         for owner, name in slots:

@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def stands_for(original: Any) -> Callable[[Function], Function]:
-    """Give the decorated function the name of `original`; torch.compile traces neither."""
+    """Return a decorator that copies the metadata of `original`; torch.compile skips both."""
 
     def dress(function: Function) -> Function:
         wraps(original)(function)
@@ -28,7 +28,7 @@ def stands_for(original: Any) -> Callable[[Function], Function]:
 def _utime(
     path: Any, times: Any = None, *, ns: Any = None, dir_fd: Any = None, follow_symlinks: Any = True
 ) -> None:
-    """Name the arguments of `os.utime`, which is written in C and has no signature."""
+    """Provide the signature of `os.utime`, which C code does not have."""
 
 
 @lru_cache(maxsize=256)
@@ -40,8 +40,8 @@ class Call:
     """A call of a patched function.
 
     Attributes:
-        wrapped: The function as it would be without the patch; of a method, bound.
-        instance: The object whose method is called, None of a function.
+        wrapped: The original function; a bound method for a method.
+        instance: The object of a method, None for a function.
         args, kwargs: The arguments.
         target: The patched name, "module:Dotted.path".
     """
@@ -59,12 +59,12 @@ class Call:
 
     @property
     def named(self) -> dict[str, Any]:
-        """Return the arguments by name; none where they do not fit."""
+        """Return the arguments by name; empty if they do not fit the signature."""
         return {} if self._fit is None else self._fit.arguments
 
     @KeptProperty
     def _fit(self) -> inspect.BoundArguments | None:
-        # of a method the function alone: the cache would keep the method's object alive
+        # cache by function: a bound method would keep its object alive
         function, bound = getattr(self.wrapped, "__func__", self.wrapped), self._bound
         kept = not isinstance(self.wrapped, BuiltinMethodType) or isinstance(
             self.wrapped.__self__, ModuleType
@@ -73,7 +73,7 @@ class Call:
             signature = _signature(function) if kept else inspect.signature(self.wrapped)
             return signature.bind(*bound, *self.args, **self.kwargs)
         except (TypeError, ValueError):  # ValueError: a C function without a signature
-            return None  # the function itself raises the best error
+            return None  # the call itself raises the better error
 
     @property
     def _bound(self) -> tuple[Any, ...]:
@@ -88,11 +88,11 @@ class Call:
         return f"{self.wrapped.__module__}.{getattr(self.wrapped, '__qualname__', kind.__name__)}"
 
     def plain(self) -> Any:
-        """Make the call with the arguments that were given."""
+        """Call the original function with the given arguments."""
         return self.wrapped(*self.args, **self.kwargs)
 
     def changed(self, **values: Any) -> Any:
-        """Make the call with `values` in place of the arguments of these names."""
+        """Call the original function with these arguments replaced."""
         assert self._fit is not None
         args, parameters = list(self.args), self._fit.signature.parameters.values()
         known = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
@@ -110,11 +110,11 @@ def serve(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """Let a feature's method serve a call, as wrapt hands it over."""
+    """Call a feature's method with the arguments of a wrapt wrapper."""
     return method(Call(wrapped, args, kwargs, instance, target))
 
 
 def is_ours(wrapper: Any) -> bool:
-    """Return whether a wrapper of wrapt's calls `serve`."""
+    """Return whether a wrapt wrapper calls `serve`."""
     serves = wrapper._self_wrapper
     return isinstance(serves, partial) and serves.func is serve

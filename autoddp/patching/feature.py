@@ -1,4 +1,4 @@
-"""Declare a feature: a promise, and the patches that keep it; nothing here acts."""
+"""Declaration of features and their patches; `installation.py` installs them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Patch:
-    """A replaced function: where, why, and which method of the feature serves it.
+    """A patch: the replaced targets, the reason, and the method of the feature that replaces them.
 
-    `targets` are "module:Dotted.path"; several are aliases of one function. A hot patch is a plain
-    function made once by its method from the original: ten times cheaper to call than a wrapper.
+    Each of `targets` is "module:Dotted.path"; several are aliases of one function. A `hot` patch is
+    a plain function that the method makes from the original: ten times as fast as a wrapper.
     """
 
     feature: str
@@ -31,8 +31,7 @@ def patch(
 ) -> Callable[[Method], Method]:
     """Declare that the decorated method of a `Feature` replaces `targets`.
 
-    The method is called with each `Call`; if `hot`, once with the original, and returns the
-    replacement.
+    The method gets each `Call`; if `hot`, it gets the original once and returns the replacement.
     """
 
     def record(method: Method) -> Method:
@@ -43,17 +42,17 @@ def patch(
 
 
 class Feature:
-    """A promise and the patches that keep it; what it knows lives on its instance."""
+    """A promise and the patches that keep it; all its state is in its instance."""
 
     name: ClassVar[str]
     without: ClassVar[str] = ""  # what happens without it, in one sentence
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
-    apart: ClassVar[bool] = False  # whether only a job on several nodes needs it
-    # whether names in libraries are replaced, too
+    apart: ClassVar[bool] = False  # whether it is for jobs on several nodes only
+    # whether names in libraries are patched, too
     libraries: ClassVar[bool] = False
 
     def __init__(self, run: Any = None) -> None:
-        self.run = run  # what the features of a job share
+        self.run = run  # state shared by all features
 
     @classmethod
     def wanted(cls, options: Any) -> bool:
@@ -61,11 +60,11 @@ class Feature:
         return True
 
     def setup(self, undo: ExitStack) -> None:
-        """Set up what is no patch: torch's own hooks, state. Push every reversal on `undo`."""
+        """Install hooks and state that are no patches; push each reversal on `undo`."""
 
     @classmethod
     def patches(cls) -> list[Patch]:
-        """Return the patches of this feature, in the order of declaration; needs no instance."""
+        """Return the patches of this feature in order of declaration."""
         found: dict[str, Patch] = {}
         for owner in reversed(cls.__mro__):
             for method, value in vars(owner).items():

@@ -1,7 +1,7 @@
-"""Install patches, and undo them exactly.
+"""Installation of patches, undone exactly.
 
-Each change of a slot pushes its restoration on one `ExitStack`, so that undo runs last in, first
-out, and a half-done installation rolls back.
+Each change of a slot pushes its reversal on one `ExitStack`, so that undo runs in reverse, and
+a failed installation rolls back.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from autoddp.patching.slots import ABSENT, assign, find, restore
 class Installation:
     """The patches of some features, installed together and undone exactly.
 
-    `importers` returns modules that may hold a patched function by a name of their own, from an
-    import before the installation: that name is replaced, too. `libraries` returns further ones,
-    for features that serve libraries.
+    `importers` returns modules that may have imported a patched function under a name of their own,
+    which is patched, too; `libraries` returns further ones, for features with `libraries` set.
 
     Example:
         with Installation([feature]):
@@ -44,10 +43,10 @@ class Installation:
         self.features, self.importers, self.libraries = list(features), importers, libraries
         self.active = False
         self._undo = ExitStack()
-        # names in the importers and in libraries, while all is installed at once
+        # names in the importers and in libraries, during `install`
         self._users: Aliases | None = None
         self._libraries: Aliases | None = None
-        # by method and target: a method that several features inherit is installed once
+        # (method, target): a method that several features inherit is installed once
         self._done: set[tuple[Any, str]] = set()
 
     def install(self) -> Installation:
@@ -74,7 +73,7 @@ class Installation:
         return self
 
     def undo(self) -> None:
-        """Put every slot back as it was found, last in, first out; twice is harmless."""
+        """Restore all slots in reverse order; a second call does nothing."""
         self.active = False
         self._undo.close()
         self._done.clear()
@@ -107,7 +106,7 @@ class Installation:
         self._done.add((getattr(type(feature), item.method), target))
         method = getattr(feature, item.method)
         slot = vars(owner).get(name, ABSENT)
-        layer = [True]  # a switch: a wrapper that somebody has wrapped stays off once undone
+        layer = [True]  # a wrapper that others have wrapped is disabled by emptying this
         replacement = (
             _scripted_as(current, method(current))
             if item.hot
@@ -130,7 +129,7 @@ class Installation:
 
 
 def _scripted_as(original: Any, replacement: Any) -> Any:
-    """Have `torch.jit.script`, which compiles a function's source, take the original's."""
+    """Let `torch.jit.script` compile the source of the original."""
     if isinstance(replacement, FunctionType):
         vars(replacement)["__prepare_scriptable__"] = lambda: original
     return replacement

@@ -1,4 +1,4 @@
-"""A property whose value is computed once, without a lock."""
+"""A cached property without a lock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Value = TypeVar("Value")
 
 
 class KeptProperty(Generic[Value]):
-    """A property that is computed once, like `functools.cached_property` from Python 3.12 on.
+    """A cached property, like `functools.cached_property` of Python 3.12 and later.
 
-    That of 3.11 computes under a lock of the whole class: if one thread forks while another
-    computes, the child waits for the lock forever.
+    That of 3.11 holds a lock of the class while it computes: after a fork by another thread, the
+    child would wait for it forever.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
@@ -23,6 +23,6 @@ class KeptProperty(Generic[Value]):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
         if instance is None:
-            return self  # type: ignore[return-value]  # of the class
+            return self  # type: ignore[return-value]  # read from the class
         value = vars(instance)[self.name] = self.compute(instance)
         return value

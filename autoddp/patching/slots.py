@@ -1,4 +1,4 @@
-"""Slots: the attributes of modules and classes, also of C, that hold patched functions."""
+"""Slots: attributes of modules and classes, also of C types, that hold patched functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ ABSENT = object()
 
 
 def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:
-    """Return the owner of `target`, the attribute's name, and its value.
-
-    The value is ABSENT if the target is optional and missing.
+    """Return the owner of `target`, the name of its attribute, and the value.
 
     Raises:
-        PatchTargetMissing: The target is required, and not there.
+        PatchTargetMissing: The target does not exist; if it is optional, the value is ABSENT.
     """
     *path, name = target.partition(":")[2].split(".")
     owner: Any = module
@@ -31,25 +29,25 @@ def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, 
         version = getattr(sys.modules.get(module.__name__.partition(".")[0]), "__version__", "?")
         raise PatchTargetMissing(
             f"{target} does not exist in {module.__name__.partition('.')[0]} {version}; "
-            "autoddp must be made to know this version before it can be used with it"
+            "this version of autoddp does not support it"
         )
     return owner, name, value
 
 
 def assign(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute, also of a type written in C, which refuses `setattr`."""
+    """Set an attribute, also of a C type, which refuses `setattr`."""
     try:
         setattr(owner, name, value)
     except TypeError:
-        slots: Sequence[Any] = gc.get_referents(vars(owner))  # the dict behind the mappingproxy
+        slots: Sequence[Any] = gc.get_referents(vars(owner))  # dict behind the mappingproxy
         slots[0][name] = value
-        # call sites cache attributes
+        # invalidate cached attribute lookups
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
-def restore(owner: Any, name: str, slot: Any, ours: Any) -> None:
-    """Put `slot` back unless somebody has put theirs in place of ours since."""
-    if vars(owner).get(name) is not ours:
+def restore(owner: Any, name: str, slot: Any, replacement: Any) -> None:
+    """Restore `slot`, unless the attribute no longer holds our replacement."""
+    if vars(owner).get(name) is not replacement:
         return
     if slot is not ABSENT:
         assign(owner, name, slot)

@@ -55,14 +55,14 @@ class Buffers(Feature):
         if not context.is_script() or accelerator.capturing():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
-        if (count <= OFTEN or count % EVERY == 0) and self.view.met:
+        if (count <= OFTEN or count % EVERY == 0) and self.view.recent_modules:
             with self.view.context.within(Code.PLAIN), torch.no_grad():
                 self._share(list(self._floats()))
 
     def _floats(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the buffers of the modules that were called, the same ones on all ranks."""
         seen: set[int] = set()
-        for module in alive(self.group, self.view.met):
+        for module in alive(self.group, self.view.recent_modules):
             for name, x in module.named_buffers():
                 dense = x.layout is torch.strided and x.is_floating_point()
                 if dense and x.device.type == self.group.kind and id(x) not in seen:

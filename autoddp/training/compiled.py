@@ -1,9 +1,9 @@
-"""`torch.compile` where ranks share a batch: Dynamo's graph, walked by the rules for local rows.
+"""`torch.compile` on sharded batches: Dynamo's graph, traced by the rules on local rows.
 
-Dynamo traces a module with tensors that have the shapes of the whole batch, so what it specializes
-on and guards is the same as in one process. Its graph is traced once more, by the rules, with this
-rank's rows, and inductor compiles the result, with BatchNorm's collectives and draws. A graph that
-cannot be compiled is run function by function; a module without a single graph runs eagerly.
+Dynamo traces a module with tensors of the whole batch's shape, so that it specializes and guards as
+in one process. The graph is traced again by the rules on local rows, and inductor compiles that,
+with BatchNorm's collectives and random draws. A graph that does not compile runs function by
+function; a module of several graphs runs eagerly.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from autoddp.training.local_graph import LocalGraph, Operators, local
 from autoddp.view import ShardedTensor, full
 from autoddp.view.state import View
 
-MOST = 8  # compiled graphs of one of Dynamo's, for inputs that are sharded differently
-CUDA_GRAPHS = {"triton.cudagraphs": False}  # a collective over the host cannot be recorded
+MAX_GRAPHS = 8  # compiled graphs of one of Dynamo's graphs, by the placements of inputs
+CUDA_GRAPHS = {"triton.cudagraphs": False}  # host collectives cannot be captured
 Graph = Callable[..., Any]
 
 
 class Compiler:
-    """The compiler of one rank, with the collectives that compiled graphs call."""
+    """The compiler of one rank, with the collectives in compiled graphs."""
 
     def __init__(self, view: View) -> None:
         self.view, self.operators = view, Operators(view.group)
 
     def compiled(self, function: Graph, name: str, given: dict[str, Any]) -> CompiledCall:
-        """Return what calls `function`, compiled with these arguments of `torch.compile`."""
+        """Return `function`, compiled with the arguments `given` to `torch.compile`."""
         backend = given.get("backend", "inductor")
         settings, why = CUDA_GRAPHS, "" if backend == "inductor" else f"backend {backend!r}"
         if not why:
@@ -52,9 +52,9 @@ class CompiledCall:
     Args:
         compiler: The compiler of this rank.
         function: The function, or the call of the module.
-        name: The name by which the user knows it.
+        name: The name that reports show.
         settings: Settings of inductor.
-        why: The reason for which it is not compiled; empty if it is.
+        why: The reason for running eagerly; empty if it is compiled.
     """
 
     def __init__(
@@ -62,59 +62,59 @@ class CompiledCall:
     ) -> None:
         self.compiler, self.view, self.function = compiler, compiler.view, function
         self.name, self.settings, self.why = name, settings, why
-        self.inputs: dict[int, ShardedTensor] = {}  # by the tensors that Dynamo is given instead
-        self.began = False  # whether a graph of this call runs, or has run
+        self.inputs: dict[int, ShardedTensor] = {}  # by the ids of Dynamo's inputs
+        self.began = False  # whether a graph of this call has started
         self._run: Graph | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, compiled where it is given tensors; a batch below one row a rank is whole."""
+        """Run it compiled if it gets tensors, else eagerly; report a fallback once."""
         leaves, tree = tree_flatten((args, kwargs))
-        if not any(isinstance(x, Tensor) for x in leaves) or not self._in_step():
+        if not any(isinstance(x, Tensor) for x in leaves) or not self._rules_apply():
             return self.function(*args, **kwargs)
         why = self.why
         if not why:
             before = self.inputs, self.began
             self.inputs, self.began = {}, False
-            whole_args, whole_kwargs = tree_unflatten([self._whole(x) for x in leaves], tree)
+            whole_args, whole_kwargs = tree_unflatten([self._placeholder(x) for x in leaves], tree)
             try:
-                with self.view.context.internal():  # caches of compilers are on each rank
+                with self.view.context.internal():  # compilers write caches on each rank
                     return self.run(*whole_args, **whole_kwargs)
             except Exception as error:
                 if self.began or isinstance(error, AutoDDPError):
                     raise
-                why = _words(error)
+                why = _summary(error)
             finally:
                 self.inputs, self.began = before
-        out = self.function(*args, **kwargs)  # if it raises, that was no fault of the compiler
+        out = self.function(*args, **kwargs)  # raises if the script is at fault
         self.why = why
         self._say(why)
         return out
 
-    def _in_step(self) -> bool:
-        """Return whether all ranks are here, and rules answer for functions."""
+    def _rules_apply(self) -> bool:
+        """Return whether all ranks are here and rules apply to functions."""
         context = self.view.context
-        apart = context.is_plain() or context.depth[Code.FUNCTION] or not context.is_script()
-        return not (apart or torch.compiler.is_compiling() or transform())
+        elsewhere = context.is_plain() or context.depth[Code.FUNCTION] or not context.is_script()
+        return not (elsewhere or torch.compiler.is_compiling() or transform())
 
     @property
     def run(self) -> Graph:
-        """Return the function as Dynamo traces it, whole or not at all."""
+        """Return the function traced by Dynamo as one whole graph."""
         if self._run is None:
-            within, function = torch.compiler.allow_in_graph(_within), self.function
+            identity, function = torch.compiler.allow_in_graph(_identity), self.function
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs = tree_map_only(Tensor, within, (args, kwargs))
+                args, kwargs = tree_map_only(Tensor, identity, (args, kwargs))
                 return function(*args, **kwargs)
 
-            # Dynamo counts recompilations by the code object
+            # Dynamo counts recompilations by code object
             own = FunctionType(
                 call.__code__.replace(), globals(), call.__name__, None, call.__closure__
             )
             self._run = traced_whole(own, self._backend)
         return self._run
 
-    def _whole(self, x: Any) -> Any:
-        """Return what Dynamo is given for a leaf: of a sharded tensor the shape, not the values."""
+    def _placeholder(self, x: Any) -> Any:
+        """Return Dynamo's input for a leaf: an empty tensor of the whole shape if it is sharded."""
         if type(x) is not ShardedTensor:
             return full(x)
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
@@ -122,48 +122,48 @@ class CompiledCall:
         return made
 
     def _backend(self, graph: Any, _: Any) -> Graph:
-        """Stand in for inductor: the sharded tensors are not known before the graph is called."""
+        """Return the backend's result for a graph; it is compiled at its call, with the inputs."""
         kept: dict[Any, Graph] = {}
 
         def run(*inputs: Any) -> Any:
             given = [self.inputs.get(id(x), x) for x in inputs]
             key = torch.is_grad_enabled(), *map(_placement, given)
             if key not in kept:
-                kept[key] = self._compile(graph, given) if len(kept) < MOST else graph
+                kept[key] = self._compile(graph, given) if len(kept) < MAX_GRAPHS else graph
             self.began = True
             return kept[key](*given)
 
         return run
 
     def _compile(self, graph: nn.Module, given: Sequence[Any]) -> Graph:
-        """Compile a graph for inputs that are placed like these, on all ranks or on none."""
+        """Compile a graph for inputs of these placements, on all ranks or on none."""
         made, why = LocalGraph(self.view, self.compiler.operators, graph, given), ""
-        before = Generators()  # Dynamo puts back what compilers draw, too
+        before = Generators()  # Dynamo also restores the generators that compilers use
         try:
             made.compile([local(x) for x in given], self.settings)
         except Exception as error:
             if isinstance(error, AutoDDPError):
                 raise
-            why = _words(error)
+            why = _summary(error)
         before.put_back()
-        told = self.view.group.confer("torch.compile", json.dumps(why).encode())
-        why = next(filter(None, json.loads(told)), "")
+        reasons = self.view.group.confer("torch.compile", json.dumps(why).encode())
+        why = next(filter(None, json.loads(reasons)), "")
         if why:
             self._say(why)
         return graph if why else made.run
 
     def _say(self, why: str) -> None:
-        text = f"{self.name} runs eagerly: torch.compile is left out, {why}"
+        text = f"{self.name} runs eagerly, without torch.compile: {why}"
         self.view.report.say_once("compile", users_line(), text)
 
 
-def _words(error: Exception) -> str:
-    """Return an error's kind, and the first line of its text."""
+def _summary(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _within(x: Tensor) -> Tensor:
-    """Return an input as a result of the graph: what leaves the graph is then the sharded one."""
+def _identity(x: Tensor) -> Tensor:
+    """Return `x`, as a result of the graph: outputs of the graph are then never Dynamo's inputs."""
     return x if type(x) is ShardedTensor else x.view_as(x)
 
 

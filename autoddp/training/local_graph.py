@@ -1,4 +1,4 @@
-"""A graph of the whole batch, traced by the rules and compiled for this rank's rows."""
+"""A graph of the whole batch, traced by the rules and compiled for local rows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from autoddp.torch_internals import compiled_by_inductor, in_backward
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.pending_sums import PendingSums
-from autoddp.view.redistribute import lend
+from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import wrap
 from autoddp.view.state import View
 
 
 class Operators:
-    """The collectives that compiled graphs call, as operators; `after` orders them in a graph."""
+    """The collectives of compiled graphs, as operators; `after` is an input that orders them."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -30,69 +30,71 @@ class Operators:
         """Remove the operators from torch's registry."""
         self._library = None
 
-    def made(self) -> Any:
-        """Return the namespace of the operators."""
+    def namespace(self) -> Any:
+        """Return the namespace of the operators; register them at the first call."""
         if self._library is None:
             group = self.group
-            made = self._library = torch.library.Library("autoddp", "DEF")
+            library = self._library = torch.library.Library("autoddp", "DEF")
             for name in ("all_reduce", "all_gather"):
-                made.define(f"{name}(Tensor x, Tensor? after) -> Tensor")
-            impl = partial(made.impl, dispatch_key="CompositeExplicitAutograd")
+                library.define(f"{name}(Tensor x, Tensor? after) -> Tensor")
+            impl = partial(library.impl, dispatch_key="CompositeExplicitAutograd")
             impl("all_reduce", lambda x, after: group.all_reduce(_dense(x)))
             impl("all_gather", lambda x, after: group.all_gather(x))
-            fake = partial(torch.library.register_fake, lib=made)
+            fake = partial(torch.library.register_fake, lib=library)
             fake("autoddp::all_reduce", lambda x, after: _dense(x))
             fake("autoddp::all_gather", lambda x, after: x.new_empty((group.size, *x.shape)))
         return torch.ops.autoddp
 
 
 class LocalGraph(nn.Module):
-    """A graph of the whole batch, as a module that computes this rank's rows of it."""
+    """A graph of the whole batch, as a module that computes it on local rows."""
 
     def __init__(self, view: View, operators: Operators, graph: nn.Module, given: Any) -> None:
         super().__init__()
         self.view, self.whole = view, graph.forward
         self.specs = [x.spec if type(x) is ShardedTensor else None for x in given]
-        self.made: list[Callable[[Iterator[Any]], Any]] = []  # of results, from local ones
-        self.group = TracedGroup(view.group, operators.made())
+        self.rebuild: list[Callable[[Iterator[Any]], Any]] = []  # makes results from local ones
+        self.group = TracedGroup(view.group, operators.namespace())
         self.compiled: Any = None
 
     def compile(self, example: list[Any], settings: dict[str, Any]) -> None:
-        """Have inductor compile it."""
+        """Compile this module by inductor."""
         with self._traced():
             self.compiled = compiled_by_inductor(
                 self, example, settings, self.view.context.internal
             )
 
     def forward(self, *given: Any) -> tuple[Any, ...]:
-        """Run the graph by the rules on local tensors; the compiler traces this."""
+        """Run the graph by the rules on local tensors; the compiler traces this call."""
         args = [x if s is None else wrap(x, s) for x, s in zip(given, self.specs, strict=True)]
-        self.group.last.clear()  # of the trace before
+        self.group.last.clear()  # from an earlier trace
         out = self.whole(*args)
-        self.made, found = [], []
+        self.rebuild, found = [], []
         for x in out:
             if type(x) is ShardedTensor:
-                self.made.append(partial(_sharded, x.spec))
+                self.rebuild.append(partial(_sharded, x.spec))
                 found.append(x._local)
             elif type(x) is Partial and x.unread:
                 part = x._part
-                self.made.append(partial(_partial, self.view, x.declared, part.count, x.node))
+                self.rebuild.append(partial(_partial, self.view, x.declared, part.count, x.node))
                 found += [x.local, part.local]
             else:
-                self.made.append(next)
+                self.rebuild.append(next)
                 found.append(full(x))
         return tuple(found)
 
     def run(self, *given: Any) -> list[Any]:
-        """Call the compiled graph with inputs of the whole graph, and return its results."""
-        held = [(x, x.local._version) for x in given if type(x) is ShardedTensor]
+        """Call the compiled graph with the inputs of the whole graph, and return its results."""
+        sharded = [(x, x.local._version) for x in given if type(x) is ShardedTensor]
         group = self.view.group
-        lent = (x.local if type(x) is ShardedTensor else lend(x, group) for x in given)
-        out = iter(self.compiled(*lent))
-        for x, version in held:
+        arguments = (
+            x.local if type(x) is ShardedTensor else with_mean_gradient(x, group) for x in given
+        )
+        out = iter(self.compiled(*arguments))
+        for x, version in sharded:
             if x._local._version != version:
                 x.refresh()
-        return [make(out) for make in self.made]
+        return [make(out) for make in self.rebuild]
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
@@ -108,21 +110,21 @@ class LocalGraph(nn.Module):
 
 
 class TracedGroup:
-    """The collectives of a `Group`, as operators in a graph that keep their order on all ranks."""
+    """The collectives of a `Group`, as operators that keep their order in a compiled graph."""
 
     def __init__(self, group: Any, operators: Any) -> None:
         self.rank, self.size, self.operators = group.rank, group.size, operators
-        self.confer = group.confer  # of what a trace depends on: while all ranks compile
-        self.last: dict[bool, Tensor] = {}  # the latest result, in the forward and the backward
+        self.confer = group.confer  # used while all ranks compile
+        self.last: dict[bool, Tensor] = {}  # latest results of forward and backward
 
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Return the sum over all ranks; `x` stays as it is."""
+        """Return the sum over all ranks."""
         if op != dist.ReduceOp.SUM:
             raise NotImplementedError(f"a reduction by {op}")
         return self._ordered(self.operators.all_reduce, x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Gather the ranks' tensors, stacked along a new first dimension."""
+        """All-gather the ranks' tensors, stacked along a new first dimension."""
         return self._ordered(self.operators.all_gather, x)
 
     def _ordered(self, operator: Any, x: Tensor) -> Tensor:
@@ -145,5 +147,5 @@ def _partial(view: View, dtype: Any, count: int, node: str, out: Iterator[Any]) 
 
 
 def local(x: Any) -> Any:
-    """Return this rank's rows of a sharded tensor; all else as it is."""
+    """Return the local rows of a sharded tensor; any other value unchanged."""
     return x.local if type(x) is ShardedTensor else x

@@ -55,7 +55,7 @@ class LocalView(Feature):
         streams = isinstance(loader.dataset, IterableDataset)
         if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
             return Cut(self, call.wrapped())
-        return Fetched(self, self.fetching.start(loader, call.wrapped, draws=True))
+        return Fetched(self, self.fetching.start(loader, call.wrapped, own_draws=True))
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",

@@ -19,7 +19,7 @@ from autoddp.patching import Call, patch
 from autoddp.training.compiled import CompiledCall, Compiler
 from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, ShardedTensor, full
-from autoddp.view.dispatch import of_the_whole
+from autoddp.view.dispatch import call_on_whole
 from autoddp.view.entry import ModuleEntry
 from autoddp.view.redistribute import Boundary, Renamed
 
@@ -74,7 +74,7 @@ class Modules(WholeCalls):
         if not _holds_parts(args, kwargs):
             return run(module, *args, **kwargs)
         with self.view.context.within(Code.PLAIN):
-            return of_the_whole(functools.partial(run, module), args, kwargs)
+            return call_on_whole(functools.partial(run, module), args, kwargs)
 
     @patch(
         "torch.autograd.graph:saved_tensors_hooks.__enter__",
@@ -126,7 +126,7 @@ class Modules(WholeCalls):
                 held = [x for x in found if type(x) is ShardedTensor]
                 size = sum(x.numel() * x.dtype.itemsize for x in held)
                 self.view.gathered(f"{cls.__name__}.apply", size)
-            return of_the_whole(run, found, {}, unseen=True) if found else run()
+            return call_on_whole(run, found, {}, untracked=True) if found else run()
 
         return classmethod(apply)
 
@@ -138,7 +138,7 @@ class Modules(WholeCalls):
         """Call the function with whole tensors; what it writes into them reaches the rows."""
         if not _holds_parts(call.args, call.kwargs):
             return call.plain()
-        return of_the_whole(call.wrapped, call.args, call.kwargs)
+        return call_on_whole(call.wrapped, call.args, call.kwargs)
 
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:

@@ -23,7 +23,7 @@ from autoddp.errors import BadInput
 from autoddp.patching import Feature
 from autoddp.torch_internals import dispatch_depth, in_function, transform
 from autoddp.view import Partial, ShardedTensor, full
-from autoddp.view.redistribute import lend, part
+from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import wrap
 
@@ -223,8 +223,8 @@ def _local(x: Any, lead: Spec) -> Any:
         return x
     x, dim = full(x), lead.dim
     if x.requires_grad or x.dim() != len(lead.shape) or x.shape[dim] != lead.sizes.total:
-        return lend(x, lead.view.group)
-    return part(x, lead.sizes, dim)
+        return with_mean_gradient(x, lead.view.group)
+    return shard(x, lead.sizes, dim)
 
 
 def _meant(function: Callable[..., Any], args: Any, kwargs: Any, given: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Sharded tensors that share memory, and the memory of them that the script holds."""
+"""Sharded tensors that share memory, and gathered memory that the script can access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autoddp.report import users_line
 from autoddp.torch_internals import FunctionalTensor
-from autoddp.view.redistribute import all_rows, part
+from autoddp.view.redistribute import all_gather_rows, shard
 
 if TYPE_CHECKING:
     from autoddp.view.shard_sizes import ShardSizes
@@ -24,103 +24,101 @@ RAW = {
     "_to_dlpack",
 }  # fmt: skip
 COMPARED = (
-    "a batch's memory is let out, where it may be written unseen: each later use of the batch "
-    "compares all of it, and the host waits for the device; let out batch.clone() instead"
+    "the script has the memory of a batch, where torch may not see writes: each later use of the "
+    "batch compares all of it and waits for the device; give batch.clone() instead"
 )
 
 
 class ExportedBuffer:
-    """A gathered whole of which the script holds the memory: an array, a plain view, an address."""
+    """A gathered whole whose memory the script can access: as an array, a view or an address."""
 
     def __init__(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int) -> None:
         self.whole, self.rows, self.sizes, self.shard_dim = whole.detach(), rows.detach(), sizes, at
         self.raw = whole.is_inference()
-        self.seen = version(whole)
-        # rows that are a view of the whole need nothing to be copied for this rank
+        self.version_seen = version(whole)
+        # rows that are a view of the whole need no copy
         self.is_view = memory_of(whole) == memory_of(rows)
-        self.kept: Tensor | None = (
-            None  # the whole as it was, where several of a family are exported
-        )
+        self.before: Tensor | None = None  # a copy of the whole, if the group exports several
 
-    def take_over(self) -> None:
-        """Bring the rows up to date; what is written through raw memory counts no version."""
-        unwritten = version(self.whole) == self.seen
+    def sync_rows(self) -> None:
+        """Copy writes into the whole to the rows; raw memory is compared, as it has no version."""
+        unwritten = version(self.whole) == self.version_seen
         if self.is_view or (unwritten and not self.raw):
             return
-        mine = part(self.whole, self.sizes, self.shard_dim)
-        if unwritten and same(mine, self.rows):
+        local = shard(self.whole, self.sizes, self.shard_dim)
+        if unwritten and equal(local, self.rows):
             return
-        self.seen = version(self.whole)
-        with torch.no_grad(), as_made(self.rows):
-            self.rows.copy_(mine)
+        self.version_seen = version(self.whole)
+        with torch.no_grad(), same_mode(self.rows):
+            self.rows.copy_(local)
 
-    def keep(self) -> None:
-        """Keep a copy of the whole: all ranks tell a later write alike by it, not by rows."""
-        self.kept = self.whole.clone()
+    def snapshot(self) -> None:
+        """Copy the whole, so that all ranks detect later writes alike, whichever rows they hold."""
+        self.before = self.whole.clone()
 
     def written(self) -> bool:
-        """Return whether somebody wrote into the whole since `keep`; all ranks agree on that."""
-        return self.kept is not None and not same(self.whole, self.kept)
+        """Return whether the whole was written since `snapshot`; all ranks agree on it."""
+        return self.before is not None and not equal(self.whole, self.before)
 
-    def give(self) -> None:
-        """Bring what was written, and nothing else, to the rows, where others may be newer."""
-        assert self.kept is not None
-        new, old = (part(x, self.sizes, self.shard_dim) for x in (self.whole, self.kept))
-        with torch.no_grad(), as_made(self.rows):
+    def merge(self) -> None:
+        """Copy only the elements that were written: others may be newer in the rows."""
+        assert self.before is not None
+        new, old = (shard(x, self.sizes, self.shard_dim) for x in (self.whole, self.before))
+        with torch.no_grad(), same_mode(self.rows):
             self.rows.copy_(
                 torch.where((new == old) | ((new != new) & (old != old)), self.rows, new)
             )
 
     def refresh(self) -> None:
-        """Bring the whole up to date, after all ranks wrote into their rows.
+        """Update the whole, after all ranks have written into their rows.
 
-        Where the rows are a view of it the write has been counted, and may be so only once.
+        If the rows are a view of it, the version has counted that write already.
         """
-        with torch.no_grad(), as_made(self.whole):
+        with torch.no_grad(), same_mode(self.whole):
             whole = self.whole.data if self.is_view else self.whole
-            whole.copy_(all_rows(self.rows, self.sizes, self.shard_dim))
-        self.seen = version(self.whole)
-        if self.kept is not None:
-            self.keep()
+            whole.copy_(all_gather_rows(self.rows, self.sizes, self.shard_dim))
+        self.version_seen = version(self.whole)
+        if self.before is not None:
+            self.snapshot()
 
 
 class AliasGroup:
-    """Sharded tensors that share memory, because one is a view of the other.
+    """Sharded tensors that share memory, because one is a view of another.
 
-    This rank's rows are the truth. A gathered whole is a copy, until somebody writes into it: then
-    it is the newer truth, and is taken over before anyone reads a member again. A whole that is
-    exported to the script follows what is written into the rows, too.
+    The local rows are the source of truth. If somebody writes into a gathered copy, that is copied
+    to the rows before a member is read again. An exported whole is also updated after writes into
+    the rows.
 
     Attributes:
-        apart: Whether a member is another's `.data`, which counts its writes by itself.
+        separate_versions: Whether a member is another's `.data`, with a version of its own.
     """
 
-    __slots__ = ("apart", "exported", "gathered")
+    __slots__ = ("exported", "gathered", "separate_versions")
 
     def __init__(self) -> None:
         self.gathered: list[weakref.ref[ShardedTensor]] = []
-        # kept as long as a member lives: ranks must agree on them
+        # strong references, as ranks must agree on them
         self.exported: dict[Any, ExportedBuffer] = {}
-        self.apart = False
+        self.separate_versions = False
 
-    def take_over(self) -> None:
-        """Bring the rows up to date with what was written into a gathered whole."""
+    def sync_rows(self) -> None:
+        """Copy writes into gathered wholes to the rows."""
         for reference in self.gathered:
             rows = reference()
             if rows is not None:
-                rows.take_over()
+                rows.sync_rows()
         if len(self.exported) == 1:
-            next(iter(self.exported.values())).take_over()
+            next(iter(self.exported.values())).sync_rows()
             return
         written = [exported for exported in self.exported.values() if exported.written()]
         for exported in written:
-            exported.give()
+            exported.merge()
         if written:
-            self.refresh()  # several may hold the same elements
+            self.refresh()  # they may overlap
 
     def export(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int, raw: bool) -> None:
-        """Note that the script holds memory of `whole`; with `raw`, torch sees no writes there."""
-        key = place(rows)
+        """Record that the script can access the memory of `whole`; `raw` if by untracked writes."""
+        key = region_of(rows)
         if raw and whole.device.type != "cpu":
             sizes.view.report.say_once("raw memory", users_line(), COMPARED)
         if key not in self.exported:
@@ -128,24 +126,16 @@ class AliasGroup:
         self.exported[key].raw |= raw
         if len(self.exported) > 1:
             for exported in self.exported.values():
-                if exported.kept is None:
-                    exported.keep()
+                if exported.before is None:
+                    exported.snapshot()
 
-    @property
-    def raw(self) -> bool:
-        """Return whether rows may be written into on some ranks only.
-
-        Then no rank can tell what is up to date.
-        """
-        return any(exported.raw for exported in self.exported.values())
-
-    def borrowed(self, rows: Tensor) -> Tensor | None:
-        """Return the whole of these rows that the script holds already, as it has one memory."""
-        exported = self.exported.get(place(rows))
+    def exported_whole(self, rows: Tensor) -> Tensor | None:
+        """Return the exported whole of these rows, if there is one."""
+        exported = self.exported.get(region_of(rows))
         return None if exported is None else exported.whole
 
     def refresh(self) -> None:
-        """Bring exported wholes up to date, after all ranks wrote into rows at the same point."""
+        """Update exported wholes, after all ranks have written into their rows."""
         for exported in self.exported.values():
             exported.refresh()
         for reference in self.gathered:
@@ -154,25 +144,25 @@ class AliasGroup:
                 rows.note_refresh()
 
 
-def place(rows: Tensor) -> Any:
-    """Return what part of the memory of the family these rows are."""
+def region_of(rows: Tensor) -> Any:
+    """Return the key of the memory that these rows cover."""
     return rows.data_ptr(), rows.dtype, tuple(rows.shape), rows.stride()
 
 
-def shows(out: Any, whole: Tensor, name: str) -> bool:
-    """Return whether `out`, returned by a function, lets the script see the memory of `whole`."""
+def exposes(out: Any, whole: Tensor, name: str) -> bool:
+    """Return whether the result `out` gives the script access to the memory of `whole`."""
     if name == "__reduce_ex__":
-        return True  # copy.copy() and a queue to another process make tensors of the same memory
+        return True  # copy.copy() and multiprocessing queues share the memory
     if isinstance(out, (list, tuple)):
-        return any(shows(o, whole, name) for o in out[:1])  # the parts of a batch are all alike
+        return any(exposes(o, whole, name) for o in out[:1])  # all parts are alike
     if isinstance(out, Tensor) and out.layout is torch.strided:
         return memory_of(out) == memory_of(whole)
     return not isinstance(out, Tensor) and name in RAW
 
 
 @contextmanager
-def as_made(x: Tensor) -> Iterator[None]:
-    """Run under inference_mode() in here if `x` was made there, else outside."""
+def same_mode(x: Tensor) -> Iterator[None]:
+    """Enable inference mode if `x` was created in it, else disable it."""
     if x.is_inference() == torch.is_inference_mode_enabled():
         yield
     else:
@@ -184,35 +174,32 @@ def as_made(x: Tensor) -> Iterator[None]:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """Return what tells the memory that `x` shares with its views, None for other layouts."""
+    """Return an identifier of the storage of `x`; None if it has no strided layout."""
     if x.layout is not torch.strided:
         return None
-    storage: Any = x.untyped_storage()  # in a compiler's trace it has no address
+    storage: Any = x.untyped_storage()  # of a FunctionalTensor it has no address
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
-def take(rows: Tensor, new: Tensor) -> None:
-    """Write into rows what was written elsewhere; no leaf takes that with a graph."""
+def overwrite(rows: Tensor, new: Tensor) -> None:
+    """Copy `new` into `rows`, without a graph if `rows` is a leaf that needs a gradient."""
     if rows.data_ptr() == new.data_ptr() and rows.stride() == new.stride():
         return
     leaf = rows.requires_grad and rows.is_leaf
-    with as_made(rows), torch.no_grad() if leaf else nullcontext():
+    with same_mode(rows), torch.no_grad() if leaf else nullcontext():
         rows.copy_(new)
 
 
 def version(x: Tensor) -> int:
-    """Return how often torch saw `x` written.
-
-    What is made under inference_mode() counts nothing: -1.
-    """
+    """Return the version counter of `x`; -1 for an inference tensor, which has none."""
     return -1 if x.is_inference() else x._version
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors hold the same values; NaN is equal to NaN."""
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have equal values; NaN equals NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def is_shape(x: Any) -> bool:
-    """Return whether this is a shape, which pytree makes a tuple: for `Tensor.new`, of values."""
+    """Return whether `x` is a `torch.Size`, which stays one: `Tensor.new` reads a tuple as data."""
     return isinstance(x, torch.Size)

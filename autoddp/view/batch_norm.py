@@ -1,8 +1,7 @@
-"""BatchNorm over the rows of all ranks: each rank's own part, and the two sums that they share.
+"""BatchNorm with statistics over all ranks, as torch's SyncBatchNorm, on any backend.
 
-The method is torch's SyncBatchNorm, on any backend. For backward nothing is kept of the input but
-itself. Where a device has SyncBatchNorm's own kernels they are used, elsewhere those of BatchNorm
-on given statistics.
+Backward keeps only the input. SyncBatchNorm's kernels are used on devices that have them, elsewhere
+those of BatchNorm with given statistics.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ KERNELS = (
     "batch_norm_backward_reduce",
     "batch_norm_backward_elemt",
 )
-# The module's mean and variance, and its momentum.
+# running mean, running variance, momentum
 Running = tuple[Tensor | None, Tensor | None, float]
 
 LOW = (torch.float16, torch.bfloat16)
@@ -32,21 +31,21 @@ LOW = (torch.float16, torch.bfloat16)
 
 @cache
 def has_kernels(device: str) -> bool:
-    """Return whether a type of device has SyncBatchNorm's own kernels."""
+    """Return whether a device type has the kernels of SyncBatchNorm."""
     return all(torch_internals.has_kernel(name, device) for name in KERNELS)
 
 
-def normalized(
+def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normalize this rank's rows by the statistics of all rows, which `running` follows.
+    """Normalize this rank's rows by the statistics of all rows, and update `running`.
 
     Returns:
-        The output; of all rows the mean, one over the standard deviation, and each rank's count.
+        The output, the mean, the inverse standard deviation, and the count of each rank.
     """
     if has_kernels(x.device.type):
         x = dense(x)
-        counts, means, invstds = _of_all(aten.batch_norm_stats(x, eps), x, group)
+        counts, means, invstds = _gather_stats(aten.batch_norm_stats(x, eps), x, group)
         mean, invstd = aten.batch_norm_gather_stats_with_counts(
             x,
             means,
@@ -56,18 +55,18 @@ def normalized(
             counts if running[0] is None else counts.to(running[0].dtype),
         )
         return aten.batch_norm_elemt(x, weight, bias, mean, invstd, eps), mean, invstd, counts
-    counts, means, invstds = _of_all(stats_of(x, eps), x, group)
+    counts, means, invstds = _gather_stats(stats_of(x, eps), x, group)
     count = counts.sum()
     share = (counts / count).unsqueeze(1)
     mean = (share * means).sum(0)
     var = (share * (invstds.pow(-2) - eps + (means - mean).square())).sum(0)
-    follow(running, mean, var, count)
-    weight, bias = _as_stats(weight, mean), _as_stats(bias, mean)
+    update_running_stats(running, mean, var, count)
+    weight, bias = _cast(weight, mean), _cast(bias, mean)
     out = aten.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
     return out, mean, torch.rsqrt(var + eps), counts
 
 
-def derived(
+def gradients(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -75,13 +74,13 @@ def derived(
     group: Any,
     needs_x: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias; of the latter two this rank's part."""
+    """Return the gradients of input, weight and bias; the last two of this rank's rows alone."""
     mean, invstd, counts = stats
     own_kernels = has_kernels(x.device.type)
     x = dense(x) if own_kernels else x
-    g = laid_out_as(x.stride(), g)
+    g = with_strides(x.stride(), g)
     if own_kernels:
-        weight = _as_stats(weight, mean)
+        weight = _cast(weight, mean)
         sum_g, sum_gx, of_weight, of_bias = aten.batch_norm_backward_reduce(
             g, x, mean, invstd, weight, True, True, True
         )
@@ -92,7 +91,7 @@ def derived(
             g, x, mean, invstd, weight, *sums, counts.to(torch.int32)
         )
         return of_x, of_weight, of_bias
-    var, weight = invstd.pow(-2), _as_stats(weight, mean)  # eps is in it
+    var, weight = invstd.pow(-2), _cast(weight, mean)  # includes eps
     _, of_weight, of_bias = aten.native_batch_norm_backward(
         g, x, weight, mean, var, None, None, False, 0.0, [False, True, True]
     )
@@ -103,14 +102,13 @@ def derived(
     of_x = aten.native_batch_norm(x, *(sums * (scale / -counts.sum())), mean, var, False, 0.0, 0.0)[
         0
     ]
-    return of_x.addcmul_(g, _beside(scale, x)), of_weight, of_bias
+    return of_x.addcmul_(g, _per_channel(scale, x)), of_weight, of_bias
 
 
-def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
-    """Move the running statistics of the module towards these.
+def update_running_stats(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
+    """Update the running statistics of a module.
 
-    As of torch's own kernels, that is no write for autograd: a graph of theirs, which has saved the
-    statistics, may still be walked.
+    As in torch's kernels, autograd sees no write: a graph that saved the statistics stays valid.
     """
     running_mean, running_var, momentum = running
     if running_mean is not None and running_var is not None:
@@ -119,24 +117,26 @@ def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
             running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
 
 
-def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather all ranks' counts, means, and ones over standard deviations."""
+def _gather_stats(
+    stats: tuple[Tensor, Tensor], x: Tensor, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All-gather counts, means and inverse standard deviations."""
     channels = x.shape[1]
-    mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
-    means, invstds, counts = group.all_gather(mine).split([channels, channels, 1], 1)
-    return counts.flatten().clone(), means, invstds  # a view would keep all three
+    local = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
+    means, invstds, counts = group.all_gather(local).split([channels, channels, 1], 1)
+    return counts.flatten().clone(), means, invstds  # a view would keep all three alive
 
 
-def _as_stats(x: Tensor | None, stats: Tensor) -> Tensor | None:
+def _cast(x: Tensor | None, stats: Tensor) -> Tensor | None:
     return None if x is None else x.to(stats.dtype)
 
 
-def _beside(x: Tensor, rows: Tensor) -> Tensor:
+def _per_channel(x: Tensor, rows: Tensor) -> Tensor:
     return x.view([1, -1] + [1] * (rows.dim() - 2))
 
 
 class Normalize(Boundary):
-    """The autograd function of `normalized`, differentiable as often as is asked for."""
+    """Autograd function of `normalize`, differentiable any number of times."""
 
     @staticmethod
     def forward(
@@ -148,7 +148,7 @@ class Normalize(Boundary):
         eps: float,
         group: Any,
     ) -> Tensor:
-        out, *stats = normalized(x, weight, bias, running, eps, group)
+        out, *stats = normalize(x, weight, bias, running, eps, group)
         ctx.save_for_backward(x, weight, *stats)
         ctx.eps, ctx.group = eps, group
         return out
@@ -157,37 +157,37 @@ class Normalize(Boundary):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, *stats = ctx.saved_tensors
         found: tuple[Tensor | None, Tensor, Tensor]
-        if torch.is_grad_enabled():  # a second derivative will follow
-            found = _derived_again(grads[0], x, weight, ctx.eps, ctx.group)
+        if torch.is_grad_enabled():  # for a second derivative
+            found = _differentiable_gradients(grads[0], x, weight, ctx.eps, ctx.group)
         else:
             needs_x = ctx.needs_input_grad[0]
-            found = derived(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
+            found = gradients(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
         wanted = zip(found, ctx.needs_input_grad[:3], strict=True)
         return *(g if needed else None for g, needed in wanted), None, None, None
 
 
-def _derived_again(
+def _differentiable_gradients(
     g: Tensor, x: Tensor, weight: Tensor | None, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what `derived` does, by operators that are differentiable themselves."""
+    """Compute `gradients` by differentiable operators."""
     dtype, wide = x.dtype, torch.float32 if x.dtype in LOW else x.dtype
     x, g = x.to(wide), g.to(wide)
     over = [d for d in range(x.dim()) if d != 1]
     count = SumWithin.apply(x.new_full((1,), x.numel() // x.shape[1]), group)
-    d = x - _beside(SumWithin.apply(x.sum(over), group) / count, x)
+    d = x - _per_channel(SumWithin.apply(x.sum(over), group) / count, x)
     invstd = torch.rsqrt(SumWithin.apply((d * d).sum(over), group) / count + eps)
-    scaled = d * _beside(invstd, x)
+    scaled = d * _per_channel(invstd, x)
     of_bias, of_weight = g.sum(over), (g * scaled).sum(over)
     sum_g, sum_gx = SumWithin.apply(torch.stack([of_bias, of_weight]), group) / count
-    of_x = (g - _beside(sum_g, x) - scaled * _beside(sum_gx, x)) * _beside(invstd, x)
+    of_x = (g - _per_channel(sum_g, x) - scaled * _per_channel(sum_gx, x)) * _per_channel(invstd, x)
     if weight is not None:
-        of_x = of_x * _beside(weight.to(wide), x)
+        of_x = of_x * _per_channel(weight.to(wide), x)
     return of_x.to(dtype), of_weight, of_bias
 
 
 def stats_of(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return mean and one over the standard deviation of each channel of these rows."""
-    if x.device.type == "cpu":  # in one pass, and halves in float32 if what is kept is
+    """Return the mean and the inverse standard deviation of each channel of local rows."""
+    if x.device.type == "cpu":  # one pass; float32 statistics make it sum halves in float32
         unused = x.new_zeros(x.shape[1], dtype=torch.float32) if x.dtype in LOW else None
         mean, var = aten.batch_norm_update_stats(x, unused, unused, 0.0)
     else:
@@ -197,15 +197,15 @@ def stats_of(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return `x` in a layout without gaps that SyncBatchNorm's kernels take."""
+    """Return `x` in a dense layout that SyncBatchNorm's kernels accept."""
     last = (torch.channels_last, torch.channels_last_3d)
     return x if any(x.is_contiguous(memory_format=kind) for kind in last) else x.contiguous()
 
 
-def laid_out_as(strides: tuple[int, ...], g: Tensor) -> Tensor:
-    """Return `g` in the memory layout of the input.
+def with_strides(strides: tuple[int, ...], g: Tensor) -> Tensor:
+    """Return `g` with these strides.
 
-    Of one row that lies otherwise torch's kernel for CPUs (2.6 to 2.14) computes other numbers.
+    torch's CPU kernel (2.6 to 2.14) computes other numbers for one row in another layout.
     """
     if g.stride() == strides:
         return g
@@ -213,7 +213,7 @@ def laid_out_as(strides: tuple[int, ...], g: Tensor) -> Tensor:
 
 
 def keep_layout(x: Tensor, out: Tensor) -> Tensor:
-    """Return `out`, to which torch has normalized `x`; its gradient will come as `x` lies."""
+    """Return `out` with a hook that gives its gradient the layout of `x`."""
     if len(x) == 1 and out.requires_grad:
-        out.register_hook(partial(laid_out_as, x.stride()))
+        out.register_hook(partial(with_strides, x.stride()))
     return out

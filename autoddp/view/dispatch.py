@@ -1,4 +1,4 @@
-"""Who answers for a function of sharded tensors: a decision that is kept, a rule, or a gather."""
+"""Dispatch of functions of sharded tensors: by a cached decision, by a rule, or by a gather."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from autoddp.torch_internals import (
     transform,
 )
 from autoddp.view.aliases import is_shape
-from autoddp.view.error_messages import WRONG, retell
-from autoddp.view.local_call import ONCE, LocalCall, schema_of
+from autoddp.view.error_messages import WRONG, reword
+from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import (
     DistributedTensor,
@@ -30,80 +30,80 @@ from autoddp.view.sharded_tensor import (
     leaves_in,
 )
 from autoddp.view.state import View
-from autoddp.view.table import GRAPH, in_place, is_mutable, refused, replaced, rule_for
+from autoddp.view.table import GRAPH, in_place, is_mutable, original_of, refusal, rule_for
 from autoddp.view.work import SHARDED, WHOLE
 
-MOST = 16384  # decisions that are kept
-FUNCTION = int(Code.FUNCTION)  # a member of an enumeration is found more slowly
+MAX_DECISIONS = 16384  # cached decisions
+FUNCTION = int(Code.FUNCTION)  # an enum member is slower to look up
 GATHER = object()  # the decision to gather
-NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
+NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # numpy's names, which torch accepts too
 
 
 def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Answer as `__torch_function__`: by a decision that was made before, if there is one."""
+    """Implement `__torch_function__`; use the cached decision for this schema if there is one."""
     key = schema_of(func, args, kwargs)
     if key is None:
-        return answer(func, args, kwargs or {})
+        return compute(func, args, kwargs or {})
     spec = key[1] if len(key) > 1 else None
     if type(spec) is not Spec:
         spec = next((x for x in key if type(x) is Spec), None)
         if spec is None:
-            return answer(func, args, kwargs or {})
+            return compute(func, args, kwargs or {})
     view: View = spec.view
     decision, context = view.decisions.get(key), view.context
     if (
         decision is None
-        # outside of the script's thread, and of what sees whole tensors alone, nothing is decided
+        # decisions do not apply in threads, transforms, modes and autograd functions
         or context.depth[FUNCTION]
         or get_ident() != context.thread
         or transform()
         or (dispatch_depth() and not view.tracing)
         or (current_node() is not None and in_function())
     ):
-        return answer(func, args, kwargs or {}, key)
+        return compute(func, args, kwargs or {}, key)
     if decision is GATHER:
-        return _refreshed(func, args, on_the_whole(func, args, kwargs or {}))
+        return _refresh_exported(func, args, fall_back(func, args, kwargs or {}))
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     try:
         return decision.run(func, args, kwargs)
     except WRONG as error:
-        retell(error, func, args, kwargs or {})
+        reword(error, func, args, kwargs or {})
         raise
 
 
-def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any:
-    """Compute by rule, or on the whole, as always under a transform of torch.func.
+def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any:
+    """Compute by the rule of `func`, else on the whole batch, as in a transform of `torch.func`.
 
-    A mode of the script's (`FlopCounterMode`) sees operators, which are to be those of the batch.
+    Under a mode of the script (`FlopCounterMode`) it sees operators, and these see the whole batch.
     """
     me = first_of(args, kwargs)
     view: View = me.owner
-    seen = dispatch_depth() and not view.tracing and func not in GRAPH
-    whole = transform() or _apart(view, me) or in_function() or seen
+    observed = dispatch_depth() and not view.tracing and func not in GRAPH
+    whole = transform() or _rules_are_off(view, me) or in_function() or observed
     try:
         out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key)
     except WRONG as error:
-        retell(error, func, args, kwargs)
+        reword(error, func, args, kwargs)
         raise
     if out is NotImplemented:
-        return _refreshed(func, args, on_the_whole(func, args, kwargs))
+        return _refresh_exported(func, args, fall_back(func, args, kwargs))
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     return out
 
 
-def _refreshed(func: Any, args: Any, out: Any) -> Any:
-    """Bring up to date what the script holds of a batch that `func` wrote into; return `out`."""
+def _refresh_exported(func: Any, args: Any, out: Any) -> Any:
+    """Update exported memory of a batch that `func` wrote into in place; return `out`."""
     if args and type(args[0]) is ShardedTensor and in_place(func):
         args[0].refresh()
     return out
 
 
-def _apart(view: View, me: Any) -> bool:
-    """Return whether a rule has no place: in the script's own autograd function, and in a thread.
+def _rules_are_off(view: View, me: Any) -> bool:
+    """Return whether rules do not apply: in an autograd function of the script, and in threads.
 
-    A batch with a graph has its gradient from this rank's rows, wherever it goes on.
+    They do apply to a batch with a graph in a thread: its gradient arrives by local rows.
     """
     context = view.context
     in_thread = context.in_thread() and not me.local.requires_grad
@@ -111,49 +111,46 @@ def _apart(view: View, me: Any) -> bool:
 
 
 def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any) -> Any:
-    """Compute by the rule of `func`, and keep its decision; NotImplemented without one.
+    """Compute by the rule of `func` and cache its decision; NotImplemented if there is no rule.
 
-    Rules find what they work on at its place, and read torch's own names of arguments.
+    Rules get `input=` as the first argument, and torch's names in place of numpy's.
     """
     rule = rule_for(func)
-    if rule is None and (known := replaced(func)) is not None:
-        return answer(known, args, kwargs)
+    if rule is None and (known := original_of(func)) is not None:
+        return compute(known, args, kwargs)
     leaves = leaves_in(args, kwargs)
-    # torch's name of a first argument, but for `where`
+    # `input` is torch's name of a first argument, except for `where`
     if not args and "input" in kwargs and "condition" not in kwargs:
         kwargs, key = {**kwargs}, None
         args = (kwargs.pop("input"),)
-    if rule is None or not args or any(_whole(x, rule.kept) for x in leaves):
+    if rule is None or not args or any(_blocks_rule(x, rule.cached) for x in leaves):
         return NotImplemented
     if kwargs and any(name in NUMPY for name in kwargs):
         kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
     if any(type(x) is Partial for x in leaves) and any(type(x) is ShardedTensor for x in leaves):
-        args, kwargs = tree_map(_read, (args, kwargs), is_leaf=is_shape)
+        args, kwargs = tree_map(
+            lambda x: x.full() if type(x) is Partial else x, (args, kwargs), is_leaf=is_shape
+        )
     out = rule.decide(func, args, kwargs)
-    if key is not None and rule.kept and (out is NotImplemented or isinstance(out, LocalCall)):
-        if len(view.decisions) >= MOST:
+    if key is not None and rule.cached and (out is NotImplemented or isinstance(out, LocalCall)):
+        if len(view.decisions) >= MAX_DECISIONS:
             view.decisions.clear()
         view.decisions[key] = GATHER if out is NotImplemented else out
-    if out is ONCE:
+    if out is GATHER_ONCE:
         return NotImplemented
     if isinstance(out, LocalCall):
         return out.run(func, args, kwargs)
-    return out if out is NotImplemented else _refreshed(func, args, out)
+    return out if out is NotImplemented else _refresh_exported(func, args, out)
 
 
-def _read(x: Any) -> Any:
-    """Return the value of a partial sum, which meets sharded tensors as a replicated one."""
-    return x.full() if type(x) is Partial else x
+def _blocks_rule(x: Any, cached: bool) -> bool:
+    """Return whether `x` rules out a rule: a tensor subclass with `__torch_function__` of its own.
 
-
-def _whole(x: Any, by_decision: bool) -> bool:
-    """Return whether `x` keeps a rule from answering: a class that does so itself sees the whole.
-
-    So does a decision if a rank has no rows, of which torch refuses many a function.
+    Cached rules are also ruled out if a rank has no rows: torch refuses many empty inputs.
     """
     kind = type(x)
     if kind is ShardedTensor:
-        return by_decision and not x.sizes.smallest
+        return cached and not x.sizes.smallest
     return (
         issubclass(kind, Tensor)
         and not issubclass(kind, DistributedTensor)
@@ -161,18 +158,18 @@ def _whole(x: Any, by_decision: bool) -> bool:
     )
 
 
-def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Gather what `func` is given, and compute it as one process would."""
+def fall_back(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gather the arguments and call `func` on the whole batch; the report counts the bytes."""
     sharded = [x for x in leaves_in(args, kwargs) if type(x) is ShardedTensor]
     if sharded:
         view = sharded[0].spec.view
         size = sum(x.numel() * x.dtype.itemsize for x in sharded)
         view.gathered(getattr(func, "__name__", str(func)), size)
-    return of_the_whole(func, args, kwargs, is_mutable(func))
+    return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
-    """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
+def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool = False) -> Any:
+    """Call `func` on gathered tensors and copy writes back, also those `untracked` by torch."""
     leaves = [x for x in leaves_in(args, kwargs) if isinstance(x, (ShardedTensor, Partial))]
     wholes: dict[int, Tensor] = {}
     for x in leaves:
@@ -183,17 +180,17 @@ def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = Fa
     for x in leaves:
         is_it = out is not None and out is (x._whole if isinstance(x, ShardedTensor) else x._value)
         if isinstance(x, ShardedTensor):
-            x.settle(out, func, unseen)
+            x.sync_after(out, func, untracked)
         if is_it:
-            out = x  # an operation in place returns what it was called on
+            out = x  # an in-place function returns its argument
     return out
 
 
-def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
+def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Implement `__torch_dispatch__`: compute on the whole what reaches it, or refuse it."""
     kwargs = kwargs or {}
-    wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
-    if wants and any(
+    needs_grad = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    if needs_grad and any(
         isinstance(x, (ShardedTensor, Partial)) and x.local.requires_grad
         for x in leaves_in(args, kwargs)
     ):
@@ -202,10 +199,10 @@ def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
             "batch.clone().detach() if it needs no gradient, or run with --view local"
         )
     if type(args[0]) is ShardedTensor and torch.Tag.inplace_view in func.tags:
-        raise BadInput(refused(args[0].shape, func._schema.name.rpartition(":")[2]))
-    return of_the_whole(func, args, kwargs, is_mutable(func))
+        raise BadInput(refusal(args[0].shape, func._schema.name.rpartition(":")[2]))
+    return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-_answers: Any = DistributedTensor  # mypy knows these two only as torch declares them
-_answers.__torch_function__ = classmethod(dispatch)
-_answers.__torch_dispatch__ = classmethod(below)
+_base: Any = DistributedTensor  # mypy rejects assigning these two methods
+_base.__torch_function__ = classmethod(dispatch)
+_base.__torch_dispatch__ = classmethod(torch_dispatch)

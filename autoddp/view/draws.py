@@ -1,8 +1,8 @@
-"""Random draws of sharded tensors: made for the whole batch, of which this rank keeps its rows.
+"""Random draws of sharded tensors: drawn for the whole batch, of which each rank keeps its rows.
 
-So dropout masks and noise are those of one process, and every generator stays where one process's
-would be. Drawing for the whole costs N times the drawing; above a size, `--draws auto` lets a rank
-draw its own rows from a stream of its own, and says so.
+Dropout masks and noise are thus those of one process, and so are the states of generators. This
+draws N times as much. Above `MAX_WHOLE_DRAW` bytes, `--draws auto` lets each rank draw its rows
+from a stream of its own, and reports it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,27 @@ from torch import Tensor
 from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode, parts_of
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import agreed_order, laid_out
+from autoddp.view.redistribute import agreed_order, empty_in_order
 from autoddp.view.shard_sizes import ShardSizes
 
 if TYPE_CHECKING:
     from autoddp.view.state import View
 
-MOST = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
+MAX_WHOLE_DRAW = 64 * 2**20  # bytes
 FILL = (
     *("uniform_", "normal_", "exponential_", "bernoulli_", "random_", "log_normal_"),
     *("geometric_", "cauchy_"),
 )
 LIKE = ("rand_like", "randn_like", "randint_like")
-DROPOUT = ("dropout_p", "dropout", "p")  # names of the probability in operators that drop inside
-
-
-def is_random(func: Any) -> bool:
-    """Return whether an operator draws from a generator."""
-    return torch.Tag.nondeterministic_seeded in func.tags
+DROPOUT = ("dropout_p", "dropout", "p")  # the probability, in operators with dropout inside
 
 
 class Draws(DispatchMode):
-    """A mode in which what is drawn for local rows is drawn for the whole batch.
+    """A mode that replaces draws for local rows by draws for the whole batch.
 
     Args:
-        sizes: How many rows each rank holds.
-        dim: The dimension along which they lie; a draw of another shape is searched for it.
+        sizes: The number of rows on each rank.
+        dim: The shard dimension; if a draw has another size there, the first fitting one is taken.
     """
 
     def __init__(self, sizes: ShardSizes, dim: int = 0) -> None:
@@ -52,11 +47,11 @@ class Draws(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled():
-            # there an operator that is made of others comes as one, before their draws
+            # inference mode passes composite operators whole, before their draws
             parts = parts_of(self, func, *args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        if not is_random(func):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         drawn = self._draw(func, func.overloadpacket.__name__, args, kwargs)
         return func(*args, **kwargs) if drawn is NotImplemented else drawn
@@ -67,40 +62,37 @@ class Draws(DispatchMode):
         known = dropout or name in LIKE or (name in FILL and not by_tensor)
         dim = self._batch_dim(args[0].shape) if known else None
         if dim is None:
-            return self._unknown(func, name, args, kwargs)
-        if self._own(args[0]):
+            return self._draw_inside_kernel(func, name, args, kwargs)
+        if self._draws_own_rows(args[0]):
             with own_stream(self.view, args[0].device):
                 return func(*args, **kwargs)
-        drawn = func(self._grow(args[0], dim), *args[1:], **kwargs)
+        drawn = func(self._empty_whole(args[0], dim), *args[1:], **kwargs)
         if name in FILL:
-            return args[0].copy_(self.sizes.take(drawn, dim))
+            return args[0].copy_(self.sizes.shard(drawn, dim))
         if name in LIKE:
-            return self.sizes.take(drawn, dim).contiguous()
-        # the values there do not matter: this kernel alone tells what is dropped where
-        mask = self.sizes.take(drawn[1], dim).contiguous()
+            return self.sizes.shard(drawn, dim).contiguous()
+        # the kernel is called only for its mask; the values of its input do not matter
+        mask = self.sizes.shard(drawn[1], dim).contiguous()
         return args[0] * mask / (1 - args[1]), mask
 
     def _batch_dim(self, shape: Any) -> int | None:
-        """Return the dimension that holds the batch, None if none has its size.
-
-        It is where the input has it, if of that size, else the first of that size.
-        """
+        """Return the batch's dimension in a shape: `dim` if its size fits, else the first fit."""
         places = (self.dim, *range(len(shape)))
         here = self.sizes.local
         return next((d for d in places if d < len(shape) and shape[d] == here), None)
 
-    def _grow(self, x: Tensor, dim: int) -> Tensor:
-        """Return memory like that of `x`, for the whole batch."""
+    def _empty_whole(self, x: Tensor, dim: int) -> Tensor:
+        """Return an uninitialised tensor like `x` for the whole batch."""
         shape = (*x.shape[:dim], self.sizes.total, *x.shape[dim + 1 :])
-        return laid_out(shape, agreed_order(x, self.sizes), x)
+        return empty_in_order(shape, agreed_order(x, self.sizes), x)
 
-    def _own(self, x: Tensor) -> bool:
+    def _draws_own_rows(self, x: Tensor) -> bool:
         view = self.view
         if view.draws == "whole":
             return False
         if view.draws == "own":
             return True
-        large = x.nbytes // max(self.sizes.local, 1) * self.sizes.total > MOST
+        large = x.nbytes // max(self.sizes.local, 1) * self.sizes.total > MAX_WHOLE_DRAW
         if large:
             view.report.doubt(
                 "draws",
@@ -110,18 +102,16 @@ class Draws(DispatchMode):
             )
         return large
 
-    def _unknown(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a kernel that draws inside, as attention with dropout on a GPU.
+    def _draw_inside_kernel(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a kernel that draws inside, such as attention with dropout on a GPU.
 
-        Such draws are never the same on all ranks, so each rank draws its own rows.
-
-        Returns:
-            What it gave; NotImplemented if it draws nothing for the batch.
+        Its draws cannot be those of one process: each rank draws for its rows. Return
+        NotImplemented for a kernel that draws nothing for the batch.
         """
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
         if name in (*FILL, *LIKE) or not inputs or self._batch_dim(inputs[0].shape) is None:
             return NotImplemented
-        if not _dropping(func, args, kwargs):
+        if not _dropout_probability(func, args, kwargs):
             return NotImplemented
         self.view.report.doubt(
             "draws", "", f"{name} draws inside its kernel: each rank draws its own rows"
@@ -131,11 +121,11 @@ class Draws(DispatchMode):
 
 
 class DrawingCall(LocalCall):
-    """The decision to call a function on local parts whose draws are those of the whole batch.
+    """The decision to call a function on local shards, with draws for the whole batch.
 
     Args:
         call: Arguments of the `LocalCall`.
-        drawn: Where what is drawn has the batch, and how many rows each rank holds of it.
+        drawn: The placement of what is drawn.
         options: Keyword arguments of the `LocalCall`.
     """
 
@@ -146,14 +136,14 @@ class DrawingCall(LocalCall):
         self.drawn = drawn
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call `func` on local parts under `Draws`."""
+        """Call `func` on local shards under `Draws`."""
         dim, sizes = self.drawn
         with Draws(sizes, dim):
             return super().run(func, args, kwargs)
 
 
-def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return with what probability a kernel drops; one that does not say counts as 1."""
+def _dropout_probability(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the probability of dropout in an operator; 1 if it has no such argument."""
     schema = func._schema.arguments
     given = {a.name: a.default_value for a in schema if a.has_default_value()}
     given |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
@@ -162,7 +152,7 @@ def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @contextmanager
 def own_stream(view: View, device: torch.device) -> Iterator[None]:
-    """Draw from this rank's own stream in here; the generator outside stays where it is."""
+    """Draw from this rank's own stream inside; restore the script's generator afterwards."""
     if view.tracing:
         raise NotImplementedError("each rank draws its own rows")
     where = accelerator.at(device)

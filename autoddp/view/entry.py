@@ -1,4 +1,4 @@
-"""Batches that were cut by hand: plain tensors are sharded where a module is called with them."""
+"""Sharding of plain tensors at the call of a module, for scripts that slice their own batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.view.aliases import AliasGroup
-from autoddp.view.redistribute import part
+from autoddp.view.redistribute import shard
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor
 from autoddp.view.state import View
@@ -22,8 +22,8 @@ PLAIN = {Tensor, nn.Parameter, nn.Buffer}
 class ModuleEntry:
     """The outermost calls of modules on one rank.
 
-    What is sharded there, and along which dimension, is a guess: a wrong one costs a gather, never
-    a number.
+    Which tensors are sharded, and along which dimension, is a guess: a wrong one costs an
+    all-gather, and never changes a result.
     """
 
     def __init__(self, view: View) -> None:
@@ -34,7 +34,7 @@ class ModuleEntry:
     def call(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Call `run(module, *args, **kwargs)` with plain tensors sharded that share a batch."""
+        """Call `run(module, *args, **kwargs)` after sharding plain tensors that hold the batch."""
         dim = self._batch_dim(module)
         given, named = self._sharded(dim, args, kwargs)
         held = any(type(x) is ShardedTensor for x in (*given, *named.values()))
@@ -47,20 +47,20 @@ class ModuleEntry:
             self.view.work.turn(work)
 
     def _batch_dim(self, module: nn.Module) -> int:
-        """Return along which dimension a module's input most likely holds the batch.
+        """Return the batch dimension of inputs: 1 if a submodule has `batch_first=False`.
 
-        At its first call, a module also shows the order of its parameters.
+        The first call also records the order of the module's parameters.
         """
         found = self.dims.get(module)
         if found is None:
             self.view.order.note(nn.Module.parameters(module))
-            self.view.met.append(weakref.ref(module))
+            self.view.recent_modules.append(weakref.ref(module))
             firsts = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
             found = self.dims[module] = int(False in firsts)
         return found
 
     def _sharded(self, dim: int, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the arguments, with this rank's rows of those that share the batch's size."""
+        """Return the arguments, with tensors of the batch's size sharded."""
         values = [*args, *kwargs.values()]
         lead = next((x for x in values if type(x) is ShardedTensor), None)
         plain = [x for x in values if type(x) in PLAIN and x.dim()]
@@ -77,23 +77,23 @@ class ModuleEntry:
         if sizes.blocks > 1:
             return args, kwargs
         dims = (dim, 0) if lead is None else (lead.shard_dim, 0)
-        made = {id(x): self._cut(x, dims, sizes) for x in plain}
+        made = {id(x): self._shard(x, dims, sizes) for x in plain}
         return (
             tuple(made.get(id(x), x) for x in args),
             {name: made.get(id(x), x) for name, x in kwargs.items()},
         )
 
-    def _cut(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:
-        """Return this rank's rows of a tensor that has the batch's size; else the tensor."""
+    def _shard(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:
+        """Shard a tensor that has the batch's size; return any other unchanged."""
         if x.layout is not torch.strided or x.is_quantized or x.is_nested:
             return x
         dim = next((d for d in dims if d < x.dim() and x.shape[d] == sizes.total), None)
         if dim is None:
             return x
-        local = part(x, sizes, dim)
+        local = shard(x, sizes, dim)
         if x.requires_grad:
             return ShardedTensor(local, sizes, dim)
-        # what is written into it is written into the script's tensor
+        # writes into the sharded tensor reach the script's tensor
         shared = AliasGroup()
         shared.export(x, local, sizes, dim, raw=False)
         return ShardedTensor(local, sizes, dim, shared)

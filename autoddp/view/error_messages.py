@@ -1,4 +1,4 @@
-"""The words of an error that an operation on rows raised: they name the whole batch's shapes."""
+"""Messages of errors that a function raised on local rows, with the shapes of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from autoddp.view.aliases import is_shape
 
 WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
 NUMBER = re.compile(r"-?\d+")
-OTHERS = (torch.OutOfMemoryError, dist.DistError)  # of these, which have nothing to do with shapes
+OTHERS = (torch.OutOfMemoryError, dist.DistError)  # subclasses that have other causes
 
 
-def retell(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole.
+def reword(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Give `error`, which `func` raised on local rows, the message that the whole batch gives.
 
-    They may differ by numbers alone. No rank can gather here, as another may have had no error: the
-    call is made once more on a batch of the whole's shape. What it draws is undone.
+    Only numbers may differ. A rank must not gather here, as others may have no error: the call is
+    repeated on a batch of the same shape, and its draws are undone.
     """
     if isinstance(error, OTHERS):
         return
     try:
         given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
-        told = _raised(lambda: func(*given, **named))
-    except Exception:  # that of a copy says nothing about the script
+        new = _raised(lambda: func(*given, **named))
+    except Exception:  # an error of the copy is not the script's
         return
-    if type(told) is type(error) and NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
-        error.args = told.args
+    if type(new) is type(error) and NUMBER.sub("", str(new)) == NUMBER.sub("", str(error)):
+        error.args = new.args
 
 
 def _raised(again: Callable[[], Any]) -> Exception | None:
@@ -41,8 +41,8 @@ def _raised(again: Callable[[], Any]) -> Exception | None:
     try:
         with torch.no_grad():
             again()
-    except Exception as told:
-        return told
+    except Exception as new:
+        return new
     finally:
         torch.set_rng_state(drawn[0])
         accelerator.set_states(drawn[1])
@@ -50,7 +50,7 @@ def _raised(again: Callable[[], Any]) -> Exception | None:
 
 
 def as_whole(x: Any) -> Any:
-    """Return a copy of a tensor; of a batch that is held by rows, as many rows, which repeat."""
+    """Return a copy of a tensor; for a sharded one, local rows repeated to the whole shape."""
     if not isinstance(x, Tensor):
         return x
     rows: Tensor = getattr(x, "local", x).detach()  # of `ShardedTensor`, and of a `Partial`

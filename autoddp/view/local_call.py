@@ -1,8 +1,8 @@
-"""What a rule decides for one kind of call, kept so that the next such call is a lookup.
+"""The cached decisions of rules.
 
-A rule looks at the function, at the placements and shapes of tensors and at constants; of a float
-only at whether it is zero. All of that is the `schema` of a call. For a schema a decision is made
-once: a `LocalCall`, or to gather.
+A rule reads the function, the placements and shapes of tensors, and constants; of a float only
+whether it is zero. These are the `schema` of a call, and the key under which its decision is
+cached: a `LocalCall`, or to gather.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from torch.nn import Buffer, Parameter
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import FunctionalTensor
-from autoddp.view.redistribute import lend, part
+from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.sharded_tensor import ShardedTensor, wrap
 
-Placement = tuple[int, ShardSizes]  # the dimension along which a result is sharded, and how
+Placement = tuple[int, ShardSizes]  # shard dimension and shard sizes
 
 BY_VALUE = {
     *(int, str, type(None), EllipsisType, torch.dtype, torch.device, torch.memory_format),
     torch.layout,
 }
-REPLICATED = {Tensor, Parameter, Buffer, FunctionalTensor}  # the last in a compiler's trace
+REPLICATED = {Tensor, Parameter, Buffer, FunctionalTensor}  # the last while a graph is traced
 LISTS = {tuple, list, torch.Size}
-# what stands in a schema for a value, or begins one of several parts
-TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, NAMED = (object() for _ in range(8))
-ONCE = object()  # an answer of a rule: gather, but ask again at the next such call
+# tokens of a schema, for a value or for the start of a group of values
+TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, KEYWORDS = (object() for _ in range(8))
+GATHER_ONCE = object()  # a rule's decision to gather in this call only
 
 
 class LocalRows:
-    """A replicated tensor of which a local call has this rank's rows along `dim`."""
+    """A rule's argument: this rank's rows along `dim` of the replicated tensor given there."""
 
     __slots__ = ("dim",)
 
@@ -42,11 +42,11 @@ class LocalRows:
         self.dim = dim
 
     def __call__(self, x: Tensor, sizes: ShardSizes) -> Any:
-        return part(x, sizes, self.dim)
+        return shard(x, sizes, self.dim)
 
 
 class Const:
-    """A constant that a local call has in the place of an argument, as a local size."""
+    """A rule's argument: a constant in place of the given one, such as a local size."""
 
     __slots__ = ("value",)
 
@@ -58,11 +58,11 @@ class Const:
 
 
 class NoSchema(Exception):
-    """An argument of a kind that no decision is kept for."""
+    """An argument of a type for which no decision is cached."""
 
 
 def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """Return what a rule may look at, as a key; None for arguments that no decision is kept for."""
+    """Return the key of a call in the cache of decisions; None if it is not to be cached."""
     key = [func]
     try:
         for x in args:
@@ -77,7 +77,7 @@ def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
             else:
                 _add(key, x)
         if kwargs:
-            key.append(NAMED)  # else f(x, "dim", 1) and f(x, dim=1) would be one
+            key.append(KEYWORDS)  # separates f(x, "dim", 1) from f(x, dim=1)
             for name, x in kwargs.items():
                 key.append(name)
                 _add(key, x)
@@ -87,7 +87,7 @@ def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
 
 
 def _add(key: list[Any], x: Any) -> None:
-    """Add what a rule may know of an argument."""
+    """Append what a rule may read of an argument."""
     kind = type(x)
     if kind is ShardedTensor:
         key.append(x.spec)
@@ -113,24 +113,23 @@ def _add(key: list[Any], x: Any) -> None:
 
 
 class LocalCall:
-    """The decision to call a function on local parts.
+    """The decision to call a function on local shards.
 
-    A rule writes it as the arguments of the local call: a sharded tensor stands for its local part,
-    `LocalRows(dim)` for this rank's rows of the replicated tensor there, any other tensor for
-    itself, `Const(value)` for a value in the place of an argument. All else stays as it is given.
+    A rule gives the arguments of the local call: a sharded tensor for its shard, `LocalRows(dim)`
+    for this rank's rows of a replicated tensor, any other tensor for itself, `Const(value)` for a
+    constant. All other arguments are passed as they are given.
 
     Args:
-        args: Positional arguments, as many as the function was called with.
-        kwargs: Keyword arguments, likewise.
-        out: Placement of the result, or of each of several results; None for one that is a number,
-            or replicated.
+        args: Positional arguments, as many as in the call.
+        kwargs: Keyword arguments, as in the call.
+        out: The placement of the result, or a list for several; None if it is replicated.
         aliases: Whether a result may share memory with the first sharded argument, or be it.
-        in_place: Whether the function writes into its first argument, and returns that.
+        in_place: Whether the function writes into its first argument and returns it.
     """
 
     __slots__ = (
-        *("aliases", "constants", "in_place", "lends", "more"),
-        *("names", "out", "shards", "sizes", "specs"),
+        *("aliases", "constants", "converted", "in_place", "names"),
+        *("out", "replicated", "shards", "sizes", "specs"),
     )
 
     def __init__(
@@ -143,34 +142,36 @@ class LocalCall:
     ) -> None:
         self.out, self.aliases, self.in_place = out, aliases, in_place
         self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
-        self.lends = [i for i, x in enumerate(args) if type(x) in REPLICATED]
+        self.replicated = [i for i, x in enumerate(args) if type(x) in REPLICATED]
         self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
-        known = {*self.shards, *self.lends, *(i for i, _ in self.constants)}
-        # lists and rows of replicated tensors: (place, what is to be done there)
-        self.more = [(i, s) for i, x in enumerate(args) if i not in known and (s := _step(x))]
-        self.names = [(name, s) for name, x in kwargs.items() if (s := _step(x))]
+        known = {*self.shards, *self.replicated, *(i for i, _ in self.constants)}
+        # (position, conversion) of lists and of replicated tensors that are sharded
+        self.converted = [
+            (i, s) for i, x in enumerate(args) if i not in known and (s := _conversion(x))
+        ]
+        self.names = [(name, s) for name, x in kwargs.items() if (s := _conversion(x))]
         leaves = [args[self.shards[0]]] if self.shards else tree_leaves((args, kwargs))
         self.sizes: ShardSizes = next(x for x in leaves if type(x) is ShardedTensor).sizes
         self.specs: Any = None
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call `func` on local parts, and wrap what it returns."""
+        """Call `func` on local shards, and wrap its results."""
         given = list(args)
         for i in self.shards:
             x = given[i]
             given[i] = x._local if x.aliases_if_any is None else x.local
-        for i in self.lends:
+        for i in self.replicated:
             x = given[i]
-            if not x.is_leaf:  # one that needs no gradient is a leaf, too
-                given[i] = lend(x, self.sizes.view.group)
+            if not x.is_leaf:  # without a gradient `x` is a leaf
+                given[i] = with_mean_gradient(x, self.sizes.view.group)
         for i, value in self.constants:
             given[i] = value
-        if self.more or self.names:
-            kwargs = self._steps(given, kwargs)
+        if self.converted or self.names:
+            kwargs = self._convert(given, kwargs)
         out = func(*given, **kwargs) if kwargs else func(*given)
         me: Any = args[self.shards[0]] if self.shards else None
         if self.in_place or (me is not None and out is me._local):
-            me.refresh()  # the argument itself is returned, or written into
+            me.refresh()  # the argument is returned, or was written into
             return None if out is None else me
         if type(out) not in REPLICATED or self.out is None:
             return self._several(out, me)
@@ -178,20 +179,20 @@ class LocalCall:
         if not self.aliases:
             return wrap(out, spec)
         if spec.dim == me.spec.dim == 0 and spec.sizes.local == 1 < spec.sizes.total:
-            out = outermost(me._local, out)
+            out = with_outermost_stride(me._local, out)
         return wrap(out, spec, me.aliases)
 
-    def _steps(self, given: list[Any], kwargs: Any) -> Any:
-        """Take the steps that lists and replicated tensors need; return keyword arguments."""
+    def _convert(self, given: list[Any], kwargs: Any) -> Any:
+        """Convert the arguments with a conversion, in `given`; return the keyword arguments."""
         sizes = self.sizes
-        for i, step in self.more:
+        for i, step in self.converted:
             given[i] = step(given[i], sizes)
         if not self.names:
             return kwargs
         return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
 
     def _several(self, out: Any, me: Any) -> Any:
-        """Wrap several results; what is no tensor, or replicated, stays as it is."""
+        """Wrap several results; one without a placement is returned as it is."""
         if self.out is None or not isinstance(out, (tuple, list)):
             return out
         shared = me.aliases if self.aliases else None
@@ -204,7 +205,7 @@ class LocalCall:
         )
 
     def _spec(self, out: Any) -> Any:
-        """Note the specs of results, which are the same in each such call."""
+        """Compute the specs of results, once for all calls of this schema."""
         if isinstance(out, Tensor):
             assert isinstance(self.out, tuple)
             self.specs = spec_of(out, self.out)
@@ -218,15 +219,15 @@ class LocalCall:
 
 
 def spec_of(out: Tensor, placement: Placement) -> Spec:
-    """Return the spec of a local result."""
+    """Return the spec of a local result with this placement."""
     return placement[1].spec(tuple(out.shape), placement[0])
 
 
-def outermost(before: Tensor, view: Tensor) -> Tensor:
-    """Return a view of one row that lies in memory as of several.
+def with_outermost_stride(before: Tensor, view: Tensor) -> Tensor:
+    """Return a view of a single row with the strides of several rows.
 
-    torch gives the batch of one row any stride, and where that is no longer the largest, kernels
-    take it for another layout than that of one process, in whose order they draw.
+    torch gives a dimension of size 1 any stride. If it is not the largest, kernels take the tensor
+    for another layout, and draw in another order than in one process.
     """
     if view.layout is not torch.strided or len(before) != 1 or before.stride(0) < _span(before):
         return view
@@ -237,23 +238,23 @@ def outermost(before: Tensor, view: Tensor) -> Tensor:
 
 
 def _span(x: Tensor) -> int:
-    """Return how many elements of memory a row spans, to its next one."""
+    """Return the number of elements in memory from one row to the next."""
     return max((n * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True)), default=1)
 
 
 def _local(x: Any, sizes: ShardSizes) -> Any:
-    """Take a sharded tensor's local part, and a replicated tensor as it is."""
-    return x.local if type(x) is ShardedTensor else lend(x, sizes.view.group)
+    """Return the shard of a sharded tensor, and a replicated tensor itself."""
+    return x.local if type(x) is ShardedTensor else with_mean_gradient(x, sizes.view.group)
 
 
-def _step(x: Any) -> Any:
-    """Return what a local call does with an argument of a rule's; None to leave it."""
+def _conversion(x: Any) -> Any:
+    """Return the function that converts a given argument for a local call; None for none."""
     kind = type(x)
     if kind is LocalRows or kind is Const:
         return x
     if kind is ShardedTensor or kind in REPLICATED:
         return _local
-    steps = [_step(item) for item in x] if kind in LISTS else []
+    steps = [_conversion(item) for item in x] if kind in LISTS else []
     if not any(steps):
         return None
 

@@ -1,8 +1,7 @@
-"""One order of the parameters for all ranks.
+"""An order of parameters that is the same on all ranks: that of `module.parameters()`.
 
-Graphs of split calls may differ between ranks: for one row torch computes some layers by other
-operators, in another order. The order of leaves in the graph is therefore no order to rely on; that
-of `module.parameters()` is.
+The order of leaves in the autograd graph is not: for a single row torch computes some layers by
+other operators.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class Order:
-    """The numbers of parameters, in the order in which modules show them at their first calls."""
+    """Numbers for parameters, in the order of modules' first calls."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -28,13 +27,13 @@ class Order:
                 self._count += 1
 
     def sorted(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Sort leaves by number; those that no module showed come last, as the graph has them."""
+        """Sort leaves by number; those without a number follow, in the order of the graph."""
         found = [(self._number(leaf), leaf) for leaf in leaves]
         known = sorted((n, k) for k, (n, _) in enumerate(found) if n is not None)
         return [found[k][1] for _, k in known] + [leaf for n, leaf in found if n is None]
 
     def numbers(self, leaves: Iterable[Tensor]) -> tuple[int | None, ...]:
-        """Return the numbers of leaves, None for those that no module showed."""
+        """Return the numbers of leaves, None for a leaf without one."""
         return tuple(map(self._number, leaves))
 
     def _number(self, leaf: Tensor) -> int | None:

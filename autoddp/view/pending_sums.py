@@ -1,4 +1,4 @@
-"""Sums over ranks that nobody has read yet; reading one settles all, in one all-reduce."""
+"""Partial sums that nobody has read yet; reading one reduces all of them in one all-reduce."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
-MOST = 1024  # unread sums that are kept; then all are settled
+MAX_PENDING = 1024
 
 
 class Part:
-    """One 0-dim sum over ranks: this rank's part, without its graph, and the sum once known.
+    """A 0-dim sum over ranks: this rank's term, detached, and the total after the all-reduce.
 
-    A mean is the sum of parts, divided in float64 before the ranks' parts are added: it has the
-    rounding of one division, as in one process.
+    A mean is divided in float64 before the terms are added: it is rounded once, as in one process.
     """
 
     __slots__ = ("count", "local", "stream", "total")
@@ -29,9 +28,9 @@ class Part:
 
 
 def stream_of(x: Tensor) -> torch.Stream | None:
-    """Return the stream on which the accelerator of `x` computes now, None for cpu, meta and mps.
+    """Return the current stream of the accelerator of `x`, for which other streams have to wait.
 
-    Whoever reads `x` on another stream has to wait for this one.
+    None for devices without streams: cpu, meta and mps.
     """
     return (
         None
@@ -41,9 +40,9 @@ def stream_of(x: Tensor) -> torch.Stream | None:
 
 
 class PendingSums:
-    """The unread sums, in the order in which the script made them: the same on every rank.
+    """The pending sums in the order of the script, which is the same on every rank.
 
-    They are held strongly: each rank's garbage collector frees what it likes first.
+    References are strong: garbage collectors of ranks run at different times.
     """
 
     def __init__(self, group: Group) -> None:
@@ -51,20 +50,20 @@ class PendingSums:
         self.parts: list[Part] = []
 
     def add(self, local: Tensor, count: int = 1) -> Part:
-        """Keep `local`, this rank's part of a sum, until any sum is read or `MOST` are kept.
+        """Add a term, and reduce all if `MAX_PENDING` are waiting.
 
         Args:
-            local: The part, a 0-dim tensor.
-            count: What the sum is divided by: the elements of a mean.
+            local: This rank's term, a 0-dim tensor.
+            count: The divisor of the sum: the number of elements of a mean.
         """
         part = Part(local.detach(), count)
         self.parts.append(part)
-        if len(self.parts) >= MOST:
-            self.settle()
+        if len(self.parts) >= MAX_PENDING:
+            self.reduce()
         return part
 
-    def settle(self) -> None:
-        """Sum all parts over the ranks, in one all-reduce for each device."""
+    def reduce(self) -> None:
+        """All-reduce all pending sums, once for each device."""
         parts, self.parts = self.parts, []
         by_device: dict[torch.device, list[Part]] = {}
         for part in parts:
@@ -86,10 +85,7 @@ HALF = 2**31
 
 
 def _encode(x: Tensor) -> Tensor:
-    """Encode `x` as float64 numbers, to be summed over ranks.
-
-    Sums are exact for integers and good for floats.
-    """
+    """Encode `x` in float64; sums of encoded integers are exact."""
     if x.is_complex():
         return torch.view_as_real(x).double().reshape(2)
     if x.is_floating_point():

@@ -1,8 +1,8 @@
-"""Differentiable functions from this rank's rows to the whole batch, and back.
+"""Differentiable redistribution between shards, replicated tensors and partial sums.
 
-Outside, every rank holds the true gradient. Inside, on rows, gradients are N times the true ones,
-so that the *mean* over ranks of a parameter's gradient is exact for split work and for replicated
-work alike, and taking it twice changes nothing.
+On a replicated tensor every rank holds the true gradient. On a shard, gradients are N times the
+true ones for N ranks, so that the *mean* over ranks of a parameter's gradient is exact for sharded
+and for replicated work alike, and averaging it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -18,37 +18,32 @@ from torch.autograd.function import Function
 from autoddp.view.shard_sizes import ShardSizes
 
 
-def order_of(x: Tensor) -> list[int]:
-    """Return the dimensions of `x` as they lie in memory, the outermost first."""
-    strides, sizes = x.stride(), x.shape
-    return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
+def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
+    """Return an uninitialised tensor with its dimensions in this order in memory.
 
-
-def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
-    """Return an uninitialised tensor like `like` whose dimensions lie in memory in `order`.
-
-    `view` works on it, and generators fill it, as on the tensor of one process.
+    So `view` works on it, and generators fill it, as in one process.
     """
     return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
 
 
 def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
-    """Return the order in memory that the whole has, the same on all ranks.
+    """Return the dimensions of the whole as they are in memory, the outermost first.
 
-    A dimension of size 1 hides the order: then rank 0, which has most rows, tells it.
+    A dimension of size 1 hides its place: then rank 0, which has the most rows, decides for all.
     """
-    order = order_of(local)
+    strides, shape = local.stride(), local.shape
+    order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] < 2, k))
     if sizes.smallest > 1 or local.dim() < 2:
         return order
     found = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())
     return list(json.loads(found)[0])
 
 
-def all_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
-    """Gather every rank's rows along `dim` into the whole batch, laid out as in one process."""
+def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
+    """All-gather the shards along `dim` into the whole batch, with the strides of one process."""
     if sizes.blocks > 1:
-        apart = local.unflatten(dim, (sizes.blocks, sizes.local // sizes.blocks))
-        return all_rows(apart, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
+        split = local.unflatten(dim, (sizes.blocks, sizes.local // sizes.blocks))
+        return all_gather_rows(split, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
     order = agreed_order(local, sizes)
     x = local.movedim(dim, 0)
     if not sizes.even:
@@ -59,38 +54,38 @@ def all_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     parts = [g[:c] for g, c in zip(got, sizes.per_rank, strict=True)]
     whole = (got.flatten(0, 1) if sizes.even else torch.cat(parts)).movedim(0, dim)
     if order == [dim, *(k for k in range(local.dim()) if k != dim)]:
-        return whole.data  # no view: a view that is made here refuses to be written into
-    return laid_out(tuple(whole.shape), order, local).copy_(whole)
+        return whole.data  # a view created here would not allow in-place writes
+    return empty_in_order(tuple(whole.shape), order, local).copy_(whole)
 
 
 class Boundary(Function):
-    """The base of all boundaries between rows and wholes."""
+    """Base of the functions between shards and whole tensors."""
 
 
 class Gather(Boundary):
-    """The boundary from this rank's rows to the whole."""
+    """From a shard to the whole batch by an all-gather; backward is this rank's rows, times N."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
         ctx.sizes, ctx.dim = sizes, dim
-        return all_rows(rows.detach(), sizes, dim)
+        return all_gather_rows(rows.detach(), sizes, dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (g,) = grads
         size = ctx.sizes.view.group.size
-        if torch.is_grad_enabled() and g.requires_grad:  # a second derivative will follow
+        if torch.is_grad_enabled() and g.requires_grad:  # for a second derivative
             return Scatter.apply(g, ctx.sizes, ctx.dim) * size, None, None
-        return ctx.sizes.take(g, ctx.dim) * size, None, None
+        return ctx.sizes.shard(g, ctx.dim) * size, None, None
 
 
 class Scatter(Boundary):
-    """The boundary from a whole tensor that needs a gradient to this rank's rows."""
+    """From a replicated tensor that needs a gradient to this rank's rows of it."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
         ctx.sizes, ctx.dim = sizes, dim
-        return sizes.take(whole, dim).clone()
+        return sizes.shard(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -99,7 +94,7 @@ class Scatter(Boundary):
 
 
 class MeanGradient(Boundary):
-    """A whole tensor, used by rows: back comes the mean over ranks, which is the true gradient."""
+    """The identity on a replicated tensor; backward averages over ranks, to the true gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -112,12 +107,12 @@ class MeanGradient(Boundary):
 
 
 class SumOverRanks(Boundary):
-    """The boundary from this rank's part of a sum, inside, to the sum, outside."""
+    """From a term of a sum to the sum, by an all-reduce; backward multiplies by N."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
+    def forward(ctx: Any, term: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
         ctx.group = group
-        return group.all_reduce(part.detach().clone()) if total is None else total.clone()
+        return group.all_reduce(term.detach().clone()) if total is None else total.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -125,7 +120,7 @@ class SumOverRanks(Boundary):
 
 
 class SumWithin(Boundary):
-    """A sum over ranks that each rank goes on to use for its rows, as BatchNorm's statistics."""
+    """An all-reduce whose result is used for local rows again; backward is an all-reduce, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -138,7 +133,7 @@ class SumWithin(Boundary):
 
 
 class Mean(Boundary):
-    """The mean over ranks of gradients at a leaf; a gradient that passes on is the true one."""
+    """The average of a leaf's gradient over ranks; a second derivative passes it unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -151,11 +146,11 @@ class Mean(Boundary):
         return grads[0], None
 
 
-NEARBY = 24  # nodes of a graph that are searched for boundaries; a larger one may have some
+NEARBY = 24  # nodes searched for a `Boundary`; a larger graph is taken to have one
 
 
-def node_of(x: Tensor) -> str:
-    """Return the name that the script reads for the kind of `x.grad_fn`, empty without a graph."""
+def node_name(x: Tensor) -> str:
+    """Return the name of the type of `x.grad_fn`, empty if there is none."""
     node = x.grad_fn
     if node is None:
         return ""
@@ -164,8 +159,8 @@ def node_of(x: Tensor) -> str:
 
 
 @cache
-def named(kind: Any, node: str) -> Any:
-    """Return `kind` with its graph node named `node`, as one process has it: `NllLossBackward0`."""
+def with_node_name(kind: Any, node: str) -> Any:
+    """Return `kind` with its graph node called `node`: `NllLossBackward0`, as in one process."""
     if not node:
         return kind
     made: Any = type(kind.__name__, (kind,), {})
@@ -174,7 +169,7 @@ def named(kind: Any, node: str) -> Any:
 
 
 class Renamed(Function):
-    """The identity, behind a graph node of another name."""
+    """The identity, for a graph node of another name."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -185,12 +180,11 @@ class Renamed(Function):
         return grads[0]
 
 
-def lend(x: Any, group: Any) -> Any:
-    """Return `x`, if it is a whole tensor, ready to meet rows.
+def with_mean_gradient(x: Any, group: Any) -> Any:
+    """Return `x`; if it is replicated, its gradient from local rows is averaged over ranks.
 
-    A leaf needs nothing: its gradient is averaged anyway. Neither does what is computed from leaves
-    alone: gradients travel linearly. Only where rows were summed or gathered on the way to `x` must
-    the true gradient come back.
+    A leaf is averaged anyway, and so is what is computed from leaves alone, as gradients are
+    linear. Only behind a sum or a gather of rows must `MeanGradient` restore the true gradient.
     """
     if not isinstance(x, Tensor) or not x.requires_grad or x.is_leaf or not torch.is_grad_enabled():
         return x
@@ -211,8 +205,8 @@ def _from_leaves_alone(node: Any) -> bool:
     return True
 
 
-def part(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
-    """LocalRows this rank's rows along `dim` out of a whole tensor."""
+def shard(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
+    """Return this rank's rows along `dim` of a replicated tensor."""
     if x.requires_grad and torch.is_grad_enabled():
         return Scatter.apply(x, sizes, dim)
-    return sizes.take(x, dim)
+    return sizes.shard(x, dim)

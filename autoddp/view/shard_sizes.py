@@ -1,4 +1,4 @@
-"""How many rows of a batch each rank holds, and the placement of a sharded tensor."""
+"""The sizes of the shards of a batch, and the spec of a sharded tensor."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from autoddp.view.state import View
 
 
-MOST = 4096  # specs that are kept for each tuple of sizes
+MAX_SPECS = 4096
 
 
 class ShardSizes:
     """The number of rows that each rank holds, contiguous and in rank order.
 
-    There is one object for each tuple of sizes, so that `is` compares them. A batch that was
-    flattened behind another dimension, (T, B) to (T*B), consists of T blocks: in each of them a
-    rank holds its rows (DTensor calls this a strided shard).
+    Equal sizes are one object, so that `is` compares them. A batch that is flattened behind another
+    dimension, (T, B) to (T*B), consists of T blocks, of each of which a rank holds its rows
+    (DTensor's strided shard).
 
     Attributes:
         per_rank: Rows of every rank, in each block.
@@ -50,13 +50,13 @@ class ShardSizes:
         self.specs: dict[tuple[int, ...], Spec] = {}
 
     def times(self, factor: int) -> ShardSizes:
-        """Return the sizes of a batch in which each row became `factor` rows."""
+        """Return the sizes of a batch with `factor` rows in place of each row."""
         if factor == 1:
             return self
         return self.view.shard_sizes(tuple(s * factor for s in self.per_rank), self.blocks)
 
     def over(self, factor: int) -> ShardSizes | None:
-        """Undo `times`, or return None if a rank's rows do not come in groups of `factor`."""
+        """Undo `times`; None if the rows of a rank are no multiple of `factor`."""
         if factor == 1:
             return self
         if factor < 1 or any(s % factor for s in self.per_rank):
@@ -64,40 +64,40 @@ class ShardSizes:
         return self.view.shard_sizes(tuple(s // factor for s in self.per_rank), self.blocks)
 
     def repeated(self, blocks: int) -> ShardSizes:
-        """Return the sizes of `blocks` such batches, one behind the other."""
+        """Return the sizes of `blocks` such batches, concatenated."""
         return self.view.shard_sizes(self.per_rank, self.blocks * blocks)
 
     def of_one_block(self) -> ShardSizes:
         """Return the sizes of one block."""
         return self.view.shard_sizes(self.per_rank)
 
-    def take(self, whole: Tensor, dim: int) -> Tensor:
-        """Take this rank's rows of a whole tensor: a view of it, but for several blocks."""
+    def shard(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's rows of a whole tensor: a view, or a copy if there are blocks."""
         if self.blocks == 1:
             return whole.narrow(dim, self.offset, self.local)
-        apart = whole.unflatten(dim, (self.blocks, self.total // self.blocks))
-        return apart.narrow(dim + 1, self.offset, self.local // self.blocks).flatten(dim, dim + 1)
+        split = whole.unflatten(dim, (self.blocks, self.total // self.blocks))
+        return split.narrow(dim + 1, self.offset, self.local // self.blocks).flatten(dim, dim + 1)
 
     def spec(self, local_shape: tuple[int, ...], dim: int) -> Spec:
-        """Return the one `Spec` of a tensor whose local part has this shape."""
+        """Return the `Spec` of a tensor with this local shape; equal arguments, same object."""
         key = (dim, *local_shape)
         found = self.specs.get(key)
         if found is None:
-            if len(self.specs) >= MOST:
-                self.specs.clear()  # what is kept of an old one is only found again more slowly
+            if len(self.specs) >= MAX_SPECS:
+                self.specs.clear()
             found = self.specs[key] = Spec(self, local_shape, dim)
         return found
 
 
 class Spec:
-    """Shape and placement of a sharded tensor; one object for each, so that `is` compares them.
+    """Shape and placement of a sharded tensor; equal specs are one object, compared by `is`.
 
     Attributes:
-        sizes: How many rows each rank holds.
-        dim: The dimension along which the tensor is sharded.
+        sizes: The number of rows on each rank.
+        dim: The shard dimension.
         shape: The shape of the whole tensor.
         view: The view of this rank.
-        strides: The strides of the whole, by those of the local part; None if contiguous.
+        strides: The strides of the whole by local strides; None for contiguous ones.
     """
 
     __slots__ = ("dim", "shape", "sizes", "strides", "view")
@@ -110,25 +110,25 @@ class Spec:
         self.strides: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 
     def strides_for(self, local: Tensor) -> tuple[int, ...] | None:
-        """Return the strides of a whole that is laid out as `local`; None for a contiguous one.
+        """Return the strides of the whole for the layout of `local`; None if contiguous.
 
-        By strides alone: of a rank with a single row `is_contiguous` says nothing.
+        `local.is_contiguous()` does not help: it ignores the stride of a single row.
         """
-        mine = local.stride()
-        shape, strides, step = self.shape, [0] * len(mine), 1
-        for dim in sorted(range(len(mine)), key=lambda k: (mine[k], -k)):
-            if mine[dim] == 0 and shape[dim] > 1:
+        local_strides = local.stride()
+        shape, strides, step = self.shape, [0] * len(local_strides), 1
+        for dim in sorted(range(len(local_strides)), key=lambda k: (local_strides[k], -k)):
+            if local_strides[dim] == 0 and shape[dim] > 1:
                 continue  # expanded
             strides[dim] = step
             step *= max(shape[dim], 1)
         found = tuple(strides)
         contiguous = torch.empty(shape, device="meta").stride()
-        self.strides[mine] = None if found == contiguous else found
-        return self.strides[mine]
+        self.strides[local_strides] = None if found == contiguous else found
+        return self.strides[local_strides]
 
 
 @lru_cache(64)
 def even_sizes(total: int, ranks: int) -> tuple[int, ...]:
     """Divide `total` rows among `ranks` into contiguous sizes that differ by one at most."""
-    each, more = divmod(total, ranks)
-    return tuple(each + (rank < more) for rank in range(ranks))
+    each, extra = divmod(total, ranks)
+    return tuple(each + (rank < extra) for rank in range(ranks))

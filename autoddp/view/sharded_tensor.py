@@ -1,4 +1,4 @@
-"""`ShardedTensor`, a batch of which this rank holds some rows, and `Partial`, an unread sum."""
+"""`ShardedTensor`, a batch that is sharded over ranks, and `Partial`, a sum not reduced yet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import outside_transforms, transform
-from autoddp.view.aliases import RAW, AliasGroup, as_made, same, shows, take, version
+from autoddp.view.aliases import RAW, AliasGroup, equal, exposes, overwrite, same_mode, version
 from autoddp.view.pending_sums import Part
-from autoddp.view.redistribute import Gather, SumOverRanks, named, node_of, part
+from autoddp.view.redistribute import Gather, SumOverRanks, node_name, shard, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
@@ -22,35 +22,35 @@ PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
 
-class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
-    """A metaclass: to a script its types are torch.Tensor by name and `==`; by `is` none can be."""
+class TensorType(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
+    """Metaclass of tensor types that equal `torch.Tensor`; `is` cannot be overridden."""
 
     def __eq__(cls, other: object) -> bool:
         return other is Tensor or cls is other
 
-    __hash__ = type.__hash__  # registries of types (copyreg, pytree) still tell it from a Tensor
+    __hash__ = type.__hash__  # registries of types (copyreg, pytree) still distinguish them
 
 
-class DistributedTensor(Tensor, metaclass=Like):
-    """A tensor to the script, which ranks hold in parts; `dispatch.py` answers its functions."""
+class DistributedTensor(Tensor, metaclass=TensorType):
+    """Base of the tensors that are spread over ranks; `dispatch.py` defines their functions."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Tensor]:  # type: ignore[override]
         return Tensor
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Leave what `__new__` has made."""
+        """Do nothing: `__new__` has set all attributes."""
 
 
-class ShardedTensor(DistributedTensor, metaclass=Like):
-    """A whole batch to the script; on this rank `local`, its rows along dimension `shard_dim`.
+class ShardedTensor(DistributedTensor, metaclass=TensorType):
+    """A tensor with the shape of the whole batch, of which this rank holds a shard.
 
-    A function without a rule gathers, and is computed on the whole by every rank.
+    A function without a rule gathers the batch, and runs on the whole of it on every rank.
 
     Args:
-        local: The rows of this rank.
-        sizes: How many rows each rank holds.
-        dim: The dimension along which they lie.
+        local: This rank's shard.
+        sizes: The number of rows on each rank.
+        dim: The shard dimension.
         aliases: The tensors that share memory with this one.
     """
 
@@ -112,7 +112,7 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
 
     @property
     def placement(self) -> tuple[int, ShardSizes]:
-        """Return the dimension along which the tensor is sharded, and how."""
+        """Return the shard dimension and the shard sizes."""
         return self.spec.dim, self.spec.sizes
 
     @property
@@ -125,14 +125,14 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
 
     @property
     def local(self) -> Tensor:
-        """Return this rank's rows, up to date."""
+        """Return this rank's shard, including what was written into gathered copies."""
         shared = self.aliases_if_any
         if shared is not None and (shared.gathered or shared.exported):
-            shared.take_over()
+            shared.sync_rows()
         return self._local
 
     def full(self) -> Tensor:
-        """Return the whole batch, gathered once for all that read it before the next write."""
+        """Return the whole batch; one all-gather serves all reads until the next write."""
         local = self.local
         whole = self._whole
         needs = local.requires_grad and torch.is_grad_enabled()
@@ -140,65 +140,65 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         if (
             whole is not None
             and self._versions[0] == version(local)
-            and not shared.apart
+            and not shared.separate_versions
             and (whole.requires_grad or not needs)
         ):
             return whole
-        borrowed = shared.borrowed(local) if shared.exported and not needs else None
-        with outside_transforms() if transform() else nullcontext(), as_made(local):
-            gather = named(Gather, node_of(local)) if needs else Gather
+        exported = shared.exported_whole(local) if shared.exported and not needs else None
+        with outside_transforms() if transform() else nullcontext(), same_mode(local):
+            gather = with_node_name(Gather, node_name(local)) if needs else Gather
             whole = (
-                gather.apply(local, self.sizes, self.shard_dim) if borrowed is None else borrowed
+                gather.apply(local, self.sizes, self.shard_dim) if exported is None else exported
             )
         if self._whole is None and not whole.is_inference():
             shared.gathered.append(weakref.ref(self))
         self._whole, self._versions = whole, (version(local), version(whole))
         return whole
 
-    def take_over(self, unseen: bool = False) -> None:
-        """Write this rank's part of the gathered whole into the rows, if somebody wrote there."""
+    def sync_rows(self, untracked: bool = False) -> None:
+        """Copy writes into the gathered whole to the shard; `untracked` ones change no version."""
         whole = self._whole
         if whole is None:
             return
-        unseen |= whole.is_inference()
-        if not unseen and whole._version == self._versions[1]:
+        untracked |= whole.is_inference()
+        if not untracked and whole._version == self._versions[1]:
             return
         self._versions = (self._versions[0], version(whole))
-        source = whole.detach() if unseen else whole
-        mine = part(source, self.sizes, self.shard_dim)
-        if not unseen or not same(mine, self._local):
-            take(self._local, mine)
+        source = whole.detach() if untracked else whole
+        local = shard(source, self.sizes, self.shard_dim)
+        if not untracked or not equal(local, self._local):
+            overwrite(self._local, local)
         self._versions = (version(self._local), version(whole))
 
     def note_refresh(self) -> None:
-        """Note that what was gathered and exported has been refreshed, which is no new write."""
-        whole, exported = self._whole, self.aliases.borrowed(self._local)
+        """Record the versions after a refresh, so that it does not count as a write."""
+        whole, exported = self._whole, self.aliases.exported_whole(self._local)
         if whole is not None and exported is not None and whole.data_ptr() == exported.data_ptr():
             self._versions = (version(self._local), version(whole))
 
     def refresh(self) -> None:
-        """Bring up to date what the script holds of this batch, after all ranks wrote into it."""
+        """Update gathered memory that the script holds, after all ranks wrote into the batch."""
         shared = self.aliases_if_any
         if shared is not None and shared.exported:
             shared.refresh()
 
-    def settle(self, out: Any, func: Any, unseen: bool = False) -> None:
-        """Take over what `func`, given the whole, wrote there; note if `out` shows its memory."""
-        self.take_over(unseen)
+    def sync_after(self, out: Any, func: Any, untracked: bool = False) -> None:
+        """Copy what `func` wrote into the whole to the shard; note if `out` exposes the memory."""
+        self.sync_rows(untracked)
         self.export(out, func)
         if self._whole is not None and self._whole.is_inference():
-            self._whole = None  # it counts no versions: nobody could tell whether it is up to date
+            self._whole = None  # inference tensors have no version counter: it may be stale
 
     def export(self, out: Any, func: Any) -> None:
-        """Note if `out`, computed of the whole, lets the script see its memory."""
+        """Note that the script can access the memory of the whole, if `out` exposes it."""
         whole, name = self._whole, getattr(func, "__name__", "")
-        if whole is not None and not transform() and shows(out, whole, name):
-            raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
+        if whole is not None and not transform() and exposes(out, whole, name):
+            raw = whole.device.type == "cpu" or name in RAW  # a CPU view can become an array
             self.aliases.export(whole, self._local, self.sizes, self.shard_dim, raw)
 
 
 def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> ShardedTensor:
-    """Return the sharded tensor of this spec whose local part is `local`."""
+    """Return a sharded tensor of this local shard and spec."""
     strides = None
     if local.layout is STRIDED:
         strides = spec.strides.get(local.stride(), UNKNOWN)
@@ -213,8 +213,8 @@ def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> Sharde
     return made
 
 
-class Partial(DistributedTensor, metaclass=Like):
-    """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
+class Partial(DistributedTensor, metaclass=TensorType):
+    """A 0-dim sum over ranks, of which each rank holds a term; it is reduced when it is read."""
 
     owner: View
     local: Tensor
@@ -241,26 +241,26 @@ class Partial(DistributedTensor, metaclass=Like):
 
     @property
     def node(self) -> str:
-        """Return the kind of `grad_fn` that the sum has in one process."""
-        return self._node or node_of(self.local)
+        """Return the name of the `grad_fn` that the sum has in one process."""
+        return self._node or node_name(self.local)
 
     @property
     def unread(self) -> bool:
-        """Return whether `local` still stands for the sum: nobody has written into the value."""
+        """Return whether `local` is up to date: nobody has written into the reduced value."""
         return self._value is None or self._value._version == self._written
 
     def full(self) -> Tensor:
-        """Return the sum, settling all that are unread."""
+        """Return the sum; reading it reduces all pending sums."""
         needs = self.local.requires_grad and torch.is_grad_enabled()
         value = self._value
         if value is not None and (value.requires_grad or not needs or not self.unread):
             return value
         if self._part.total is None:
-            self.owner.pending.settle()
+            self.owner.pending.reduce()
         total = self._part.total
         assert total is not None
         local = self.local.to(self.declared)
-        summed = named(SumOverRanks, self.node) if needs else SumOverRanks
+        summed = with_node_name(SumOverRanks, self.node) if needs else SumOverRanks
         value = summed.apply(local, self.owner.group, total.to(self.declared))
         if not value.is_inference():
             self._value, self._written = value, value._version
@@ -277,20 +277,20 @@ def is_sharded(x: object) -> TypeGuard[ShardedTensor]:
 
 
 def full(x: Any) -> Any:
-    """Return `x` as one process has it: gathered if sharded, summed if partial."""
-    kind = type(x)  # quicker than to ask for an instance, which looks at `__class__`
+    """Return `x` as in one process: gathered if it is sharded, reduced if it is partial."""
+    kind = type(x)  # faster than `isinstance`, which reads `__class__`
     return x.full() if kind is ShardedTensor or kind is Partial else x
 
 
 def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """Return what a call is given, also in lists and the like, which few are."""
+    """Return the arguments of a call, flattened as a pytree if any is a container."""
     given = [*args, *kwargs.values()]
     flat = all(type(x) in PLAIN or issubclass(type(x), Tensor) for x in given)
     return given if flat else tree_leaves(given)
 
 
 def first_of(args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the first sharded tensor or partial sum."""
+    """Return the first sharded or partial tensor among the arguments."""
     for x in leaves_in(args, kwargs):
         if type(x) is ShardedTensor or type(x) is Partial:
             return x

@@ -1,4 +1,4 @@
-"""The view's state on one rank: the group, where the script is, and what is still to be summed."""
+"""The state of the global view on one rank: its group, pending sums, cached decisions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from autoddp.view.work import SHARDED, WHOLE, Work
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
-MET = 256  # modules whose first calls are remembered
+MAX_RECENT = 256
 
 
 class View:
-    """The state that sharded tensors, the rules and the features of the view share on one rank.
+    """The state that sharded tensors, rules and features share on one rank.
 
     Attributes:
         batch_statistics: Whether BatchNorm takes its statistics over all ranks.
-        decisions: What rules have decided, by the schema of a call.
-        met: The latest modules that were called; dead ones stay: each rank frees its own.
-        tracing: Whether a compiler traces a graph of sharded tensors, by modes of its own.
-        streams: The states of this rank's own streams of draws, by device.
+        decisions: The cached decisions of rules, by the schema of a call.
+        recent_modules: The modules called last; dead ones stay, as each rank frees its own.
+        tracing: Whether a compiler traces a graph of sharded tensors.
+        streams: The states of this rank's own random streams, by device.
     """
 
     def __init__(
@@ -46,24 +46,24 @@ class View:
         self.work = Work(group)
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
-        self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
+        self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MAX_RECENT)
         self.tracing = False
         self.streams: dict[torch.device, Tensor] = {}
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
     def even_sizes(self, total: int) -> ShardSizes:
-        """Return the even sizes of `total` rows over the ranks."""
+        """Return the sizes of `total` rows that are divided evenly over the ranks."""
         return self.shard_sizes(even_sizes(total, self.group.size))
 
     def shard_sizes(self, per_rank: tuple[int, ...], blocks: int = 1) -> ShardSizes:
-        """Return the one `ShardSizes` of these numbers of rows, in so many blocks."""
+        """Return the `ShardSizes` of these rows of each rank; equal arguments, same object."""
         found = self._sizes.get((per_rank, blocks))
         if found is None:
             found = self._sizes[per_rank, blocks] = ShardSizes(self, per_rank, blocks)
         return found
 
     def gathered(self, name: str, size: int) -> None:
-        """Note for the report that the function `name` gathered a batch of `size` bytes."""
+        """Record that the function `name` gathered a batch of `size` bytes."""
         self.report.add("gather", users_line(2), name, size)
         if self.work.kind is SHARDED:
             self.work.turn(WHOLE)

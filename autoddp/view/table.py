@@ -1,4 +1,4 @@
-"""The table of rules for torch functions, by the function itself, not by its name."""
+"""The table of rules, by torch function (not by name)."""
 
 from __future__ import annotations
 
@@ -20,66 +20,63 @@ Decide = Callable[[Any, Any, dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class FunctionRule:
-    """A rule for a function: `decide(func, args, kwargs)`, and whether its answer is kept.
+    """A rule: `decide(func, args, kwargs)`, and whether its decisions are cached.
 
     `decide` returns a `LocalCall`, or NotImplemented to gather, or the result itself.
     """
 
     decide: Decide
-    kept: bool
+    cached: bool
 
 
 _RULES: dict[Any, FunctionRule | None] = {}
-POINTWISE = "pointwise"  # stands for whatever torch tags as pointwise
+POINTWISE = "pointwise"  # key of the rule for all functions that torch tags as pointwise
 
 
 def functions(name: str) -> Iterator[Any]:
-    """Yield every public function that torch has under this name."""
+    """Yield every public torch function of this name."""
     for owner in OWNERS:
         found = getattr(owner, name, None)
         if callable(found):
             yield found
 
 
-def rule(*names: Any, kept: bool = True) -> Callable[[Decide], Decide]:
-    """Register the decorated function as the rule for these names, or for functions without one.
+def rule(*names: Any, cached: bool = True) -> Callable[[Decide], Decide]:
+    """Register the decorated function as the rule of these functions, or names of functions.
 
-    Its answers are kept: it may look at placements, shapes and constants alone, and at a float only
-    for whether it is zero.
+    If its decisions are cached, they may depend only on placements, shapes and constants, and on
+    whether a float is zero.
     """
 
     def record(decide: Decide) -> Decide:
         for name in names:
             found = list(functions(name)) if isinstance(name, str) else [name]
             assert found, f"torch has no {name}"
-            _RULES.update(dict.fromkeys(found, FunctionRule(decide, kept)))
+            _RULES.update(dict.fromkeys(found, FunctionRule(decide, cached)))
         return decide
 
     return record
 
 
-def computed(*names: Any) -> Callable[[Decide], Decide]:
-    """Register the decorated function for these names; it is asked at each call.
-
-    So it may look at anything, and return the result itself.
-    """
-    return rule(*names, kept=False)
+def uncached_rule(*names: Any) -> Callable[[Decide], Decide]:
+    """Register a rule that runs at each call: it may read anything, and return the result."""
+    return rule(*names, cached=False)
 
 
 def attribute_rule(*names: str) -> Callable[[Decide], Decide]:
-    """Register the decorated function for these attributes, read and written."""
+    """Register a rule for reading and writing these attributes."""
     slots: list[Any] = [getattr(torch.Tensor, name) for name in names]
-    return computed(*(slot.__get__ for slot in slots), *(slot.__set__ for slot in slots))
+    return uncached_rule(*(slot.__get__ for slot in slots), *(slot.__set__ for slot in slots))
 
 
 def pointwise_rule(decide: Decide) -> Decide:
-    """Register the decorated function for all that torch tags as pointwise."""
-    _RULES[POINTWISE] = FunctionRule(decide, kept=True)
+    """Register a rule for all functions that torch tags as pointwise."""
+    _RULES[POINTWISE] = FunctionRule(decide, cached=True)
     return decide
 
 
 def rule_for(func: Any) -> FunctionRule | None:
-    """Return the rule that answers for `func`, if any."""
+    """Return the rule of `func`, or None."""
     try:
         return _RULES[func]
     except KeyError:
@@ -87,7 +84,7 @@ def rule_for(func: Any) -> FunctionRule | None:
         return found
 
 
-# what is asked of a graph, or done to it: it is of this rank's rows, whatever else is whole
+# functions of the autograd graph, which is a graph of local rows even where all else is whole
 GRAPH: set[Any] = {torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.detach_}
 GRAPH |= {torch.Tensor.register_hook, torch.Tensor.retain_grad}
 for _name in ("requires_grad", "grad", "grad_fn", "is_leaf"):
@@ -109,7 +106,7 @@ UNTAGGED = {
 
 
 def is_pointwise(func: Any) -> bool:
-    """Return whether torch tags `func` as pointwise, and it draws no random numbers."""
+    """Return whether torch tags `func` as pointwise, and not as random."""
     name = getattr(func, "__name__", "")
     if name in NOT_POINTWISE or func not in KNOWN:
         return False
@@ -133,11 +130,11 @@ def _tagged(packet: Any) -> bool:
 ORIGINALS = {f.__code__: f for f in vars(F).values() if isinstance(f, FunctionType)}
 
 
-def replaced(func: Any) -> Any:
-    """Return torch's own function where `func` stands in its place; None if it does not.
+def original_of(func: Any) -> Any:
+    """Return torch's function if `func` is the script's replacement for it, else None.
 
-    A script may set `F.relu` to a function of its own which calls the original: that looks up its
-    own name, and asks about the script's. Who asks tells which one runs.
+    A script may set `F.relu` to a function that calls the original one. The original then passes
+    `F.relu`, the replacement, to `handle_torch_function`; the code that calls tells the original.
     """
     if func in KNOWN or not isinstance(func, FunctionType):
         return None
@@ -149,25 +146,25 @@ def replaced(func: Any) -> Any:
 
 
 def is_mutable(func: Any) -> bool:
-    """Return whether a kernel, also the script's own, says that it writes into its arguments."""
+    """Return whether the schema of an operator has an argument that it writes into."""
     if isinstance(func, torch_internals.OpOverloadPacket):
         return any(torch_internals.is_mutable(getattr(func, name)) for name in func.overloads())
     return isinstance(func, torch_internals.OpOverload) and torch_internals.is_mutable(func)
 
 
-NOT_IN_PLACE = {"__invert__", "__int__", "__index__"}  # which begin as `__iadd__` does
+NOT_IN_PLACE = {"__invert__", "__int__", "__index__"}  # named like `__iadd__`
 
 
 def in_place(func: Any) -> bool:
-    """Return whether a function writes into its first argument, by its name."""
+    """Return whether a function, by its name, writes into its first argument."""
     name: str = getattr(func, "__name__", "")
     if name.startswith("__i") and name.endswith("__"):
         return name not in NOT_IN_PLACE
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-def refused(shape: tuple[int, ...], name: str) -> str:
-    """Return why an operation in place is not for a batch of this shape."""
+def refusal(shape: tuple[int, ...], name: str) -> str:
+    """Return the message that refuses an in-place function of a batch of this shape."""
     what, instead = "another shape", f"write x = x.{name[:-1]}(...)"
     if name == "set_":
         what, instead = "other memory", "use the other tensor itself"

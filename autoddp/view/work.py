@@ -1,4 +1,4 @@
-"""A clock of a rank's time in module calls and backwards: on sharded tensors, and on whole ones."""
+"""A clock of the time in module calls and backward passes, on sharded or whole tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ELSEWHERE, SHARDED, WHOLE, BACKWARD = "elsewhere", "sharded", "whole", "backward
 
 
 class Work:
-    """The seconds of each kind; a part of one kind inside another counts for itself alone.
+    """Seconds of each kind of work; nested work counts once, for the innermost kind.
 
-    In a module's call time is `SHARDED`; from a function that gathers on it is `WHOLE`, until a
-    function of a sharded tensor is computed locally.
+    Inside a module's call the kind is `SHARDED`; a function that gathers sets it to `WHOLE`, and
+    the next function on local shards sets it back.
 
     Attributes:
-        kind: The kind as which time is counted now.
+        kind: The current kind.
     """
 
     def __init__(self, group: Group) -> None:
@@ -27,17 +27,17 @@ class Work:
         self.seconds = dict.fromkeys((ELSEWHERE, SHARDED, WHOLE, BACKWARD), 0.0)
 
     def turn(self, kind: str) -> str:
-        """Count time as this kind from here on; return the kind before, to be turned back to."""
+        """Count time for this kind from now on; return the kind before, to be restored."""
         now, before = self._now(), self.kind
         self.seconds[before] += now - self._since
         self.kind, self._since = kind, now
         return before
 
     def share(self) -> float | None:
-        """Return the share of one process's work in modules that was shared, None without any."""
+        """Return which part of the work in modules was sharded, None if there was none."""
         shared, whole = self.seconds[SHARDED] * self._group.size, self.seconds[WHOLE]
         return shared / (shared + whole) if shared + whole else None
 
     def _now(self) -> float:
-        """Return the time of a clock that stands while this rank waits for others."""
+        """Return the time without the time in which this rank waited for others."""
         return perf_counter() - self._group.position.waited

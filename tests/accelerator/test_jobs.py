@@ -193,7 +193,9 @@ def test_what_is_written_unseen_is_found_and_its_price_is_said(tmp_path):
     path = jobs.script(HEAD + RAW, tmp_path)
     got = jobs.ranks(path, tmp_path)
     same_run(jobs.alone(path, tmp_path), got, 1e-9)
-    assert got.err.count(": a batch's memory is let out, where it may be written unseen") == 1
+    assert (
+        got.err.count(": the script has the memory of a batch, where torch may not see writes") == 1
+    )
 
 
 MANY = """

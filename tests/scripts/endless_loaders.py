@@ -26,7 +26,9 @@ class Endless(Sampler):
 
     def __iter__(self):
         while True:
-            yield from self.batches
+            for batch in self.batches:
+                torch.rand(())  # as many are requested ahead as in one process
+                yield batch
 
 
 def learn(batch):
@@ -49,8 +51,8 @@ for batch, few in zip(loader, forever):
 for batch in itertools.chain(small, [next(forever)]):
     print("chain", learn(batch), len(batch[0]))
 print("rest", [len(y) for _, y in itertools.islice(forever, 5)])
-for workers in (0, 1):
+for workers in (0, 2):
     inner = BatchSampler(RandomSampler(data, replacement=True), 8, drop_last=True)
     endless = iter(DataLoader(data, num_workers=workers, batch_sampler=Endless(inner)))
     for _ in range(9):
-        print(workers, learn(next(endless)))
+        print(workers, learn(next(endless)), torch.rand(()).item())

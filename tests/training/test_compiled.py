@@ -140,8 +140,8 @@ def test_a_graph_is_compiled_for_the_rows_of_each_rank(both, nproc):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (SPEAKS, "Speaks runs eagerly: torch.compile is left out, "),
-        (BACKEND, "Linear runs eagerly: torch.compile is left out, backend 'eager'"),
+        (SPEAKS, "Speaks runs eagerly, without torch.compile: "),
+        (BACKEND, "Linear runs eagerly, without torch.compile: backend 'eager'"),
     ],
     ids=["speaks", "backend"],
 )

@@ -106,7 +106,7 @@ def test_data_that_differs_is_named_at_the_first_batch(way, tmp_path):
     assert [(out, code) for out, _, code in ended] == [("", 1)] * 2, ended
     told = "".join(err for _, err, _ in ended)  # on the node whose rank has failed first
     assert f"Disagreement: DataLoader at s.py:{LINE}: {said}is not the same on all" in told
-    assert "the nodes read other data; give all of them the same files" in told
+    assert "the nodes read different data; give all of them the same files" in told
 
 
 @pytest.mark.cluster

@@ -455,7 +455,7 @@ def torchs_collate_function_by_name():
 
 NOT_BY_ROWS = {
     "samples_that_cannot_be_read": "cannot be fetched",
-    "numbers_of_which_the_first_row_decides": "not alike",
+    "numbers_of_which_the_first_row_decides": "differ in type or shape",
     "samples_of_many_lengths": "cannot be fetched",
     "a_generator_that_the_data_set_holds": "from a generator of its own",
     "a_generator_that_something_else_holds": "from a generator of its own",
@@ -508,7 +508,7 @@ def test_samples_that_are_not_alike_are_refused():
 def test_numbers_of_another_type_are_refused_where_the_first_row_of_a_batch_decides():
     def script(run):
         data = Listed(12, lambda n: (torch.ones(2), 0.5 if n in (7, 10) else 1))
-        with pytest.raises(Disagreement, match="another type than its first one"):
+        with pytest.raises(Disagreement, match="another type than its first batch"):
             order(DataLoader(data, 6))
 
     on_ranks(script, 2)

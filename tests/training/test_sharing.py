@@ -280,7 +280,7 @@ def test_batches_are_those_of_one_process(seen, name, nproc):
 @pytest.mark.parametrize(
     ("name", "why"),
     {
-        "batches_that_cannot_be_pickled": "cannot be handed over",
+        "batches_that_cannot_be_pickled": "cannot be sent to other ranks",
         "batches_with_a_gradient": "need a gradient",
         "own_collate_and_a_generator_of_its_own": "from a generator of its own",
     }.items(),
@@ -419,9 +419,9 @@ def test_who_waits_for_a_rank_that_has_ended_is_told():
             send(link, number, "before")
             link.close()
             return ""
-        assert link.hear(one) == "before"
+        assert link.receive(one) == "before"
         with pytest.raises(RankEnded, match="rank 0 has ended"):
-            link.hear(one)
+            link.receive(one)
         return "told"
 
     assert run_ranks(rank, 2) == ["", "told"]
@@ -443,7 +443,7 @@ def test_a_child_of_a_rank_does_not_keep_its_connections():
             return ""
         group.pg.barrier().wait()
         with pytest.raises(RankEnded):
-            link.hear(one)
+            link.receive(one)
         group.pg.barrier().wait()
         return "told"
 
@@ -460,7 +460,7 @@ def test_the_first_rank_goes_on_where_another_one_is_gone():
             for n in range(3):
                 send(link, number, n)
             return list(link.sockets)
-        return [link.hear(one) for _ in range(3)] if group.rank == 2 else None
+        return [link.receive(one) for _ in range(3)] if group.rank == 2 else None
 
     assert run_ranks(rank, 3) == [[2], None, [0, 1, 2]]
 
@@ -475,9 +475,11 @@ def test_threads_that_read_two_passes_find_their_own_messages():
                 send(link, first if n % 3 else second, n)
             return None
         found = []
-        reader = threading.Thread(target=lambda: found.extend(link.hear(one) for _ in range(133)))
+        reader = threading.Thread(
+            target=lambda: found.extend(link.receive(one) for _ in range(133))
+        )
         reader.start()
-        mine = [link.hear(other) for _ in range(67)]
+        mine = [link.receive(other) for _ in range(67)]
         reader.join()
         return mine == list(range(0, 200, 3)), found == [n for n in range(200) if n % 3]
 
@@ -494,9 +496,9 @@ def test_a_message_for_a_pass_that_is_to_begin_waits_for_it():
             send(link, link.begin(other), "early")
             send(link, first, "now")
             return None
-        heard, other = link.hear(one), Pass()
+        heard, other = link.receive(one), Pass()
         link.begin(other)
-        return heard, link.hear(other)
+        return heard, link.receive(other)
 
     assert run_ranks(rank, 2, timeout=30)[1] == ("now", "early")
 
@@ -510,7 +512,7 @@ def test_messages_for_a_pass_that_is_gone_are_dropped():
             send(link, gone, "nobody's")
             send(link, first, "mine")
             return None
-        return link.hear(one), gone in link._passes, link._early
+        return link.receive(one), gone in link._passes, link._early
 
     assert run_ranks(rank, 2) == [None, ("mine", False, {})]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from autoddp.view import ShardedTensor, ShardSizes, View, full
-from autoddp.view.redistribute import part
+from autoddp.view.redistribute import shard
 
 
 class Counting(View):
@@ -25,7 +25,7 @@ class Counting(View):
 
 def by_rows(x: Tensor, cuts: ShardSizes, at: int = 0) -> ShardedTensor:
     """`x`, which every rank holds whole, held by rows; its gradient arrives at `x`."""
-    mine = part(x * 1 if x.requires_grad else x, cuts, at)
+    mine = shard(x * 1 if x.requires_grad else x, cuts, at)
     return ShardedTensor(mine if x.requires_grad else mine.clone(), cuts, at)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoddp.comm.context import Context
 from autoddp.view import ShardedTensor, View, full
-from autoddp.view.redistribute import all_rows, part
+from autoddp.view.redistribute import all_gather_rows, shard
 from autoddp.view.shard_sizes import even_sizes
 from tests.support.fuzz import examples
 from tests.support.threads import run_threads
@@ -88,9 +88,9 @@ def test_what_is_split_and_gathered_is_as_before(batch, dtype, transposed):
 
     def here(group):
         cuts = View(group, "whole").shard_sizes(sizes, turns)
-        mine = part(whole, cuts, at)
+        mine = shard(whole, cuts, at)
         assert mine.shape[at] == cuts.local
-        got = all_rows(mine.clone(), cuts, at)
+        got = all_gather_rows(mine.clone(), cuts, at)
         assert (got.shape, got.dtype) == (whole.shape, whole.dtype)
         assert torch.equal(got, whole)
         assert torch.equal(full(by_rows(whole, cuts, at)), whole)

@@ -214,7 +214,7 @@ BREAKS = {
 def test_a_wrong_rule_is_seen(name, monkeypatch):
     """A rule that takes local rows where the whole is needed differs."""
     function, wrong = BREAKS[name]
-    monkeypatch.setitem(table._RULES, function, table.FunctionRule(wrong, kept=False))
+    monkeypatch.setitem(table._RULES, function, table.FunctionRule(wrong, cached=False))
     found = run_ranks(_only, 2, name)
     assert any("instead of" in line for line in found[0])
 

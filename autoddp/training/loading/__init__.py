@@ -1,1 +1,1 @@
-"""Loading of batches: by rows on each rank, once on each node, or whole on every rank."""
+"""Loading of batches: rows on each rank, once on each node, or whole on every rank."""

@@ -1,8 +1,8 @@
-"""The iterator that a script gets of a loader, and batches that come whole to a rank."""
+"""The iterator that replaces a DataLoader's, and batches that arrive whole on a rank."""
 
 from __future__ import annotations
 
-from time import perf_counter  # a script's is patched
+from time import perf_counter  # the script's is patched
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,15 +18,14 @@ from autoddp.view import ShardedTensor
 if TYPE_CHECKING:
     from autoddp.training.loading.loaders import Loaders
 
-ALIGNED = 64  # bytes, as torch's own memory is
-WORTH = 1 << 16  # bytes of rows below which they are copied, so that the batch can go
+ALIGNED = 64  # bytes, as torch aligns memory
+MIN_KEPT = 1 << 16  # bytes of rows; fewer are copied, so that the whole batch can be freed
 
 
 class Batches(LoaderIterator):
-    """The iterator that the script gets.
+    """The iterator that a script gets from a DataLoader.
 
-    Its source has the loader's own iterator as `inner`, and says at its first batch by `instead`
-    if all others come from elsewhere.
+    Its source may name a `successor` at the first batch, which provides all others.
     """
 
     def __init__(self, source: Any, where: str, waited: dict[str, float]) -> None:
@@ -34,7 +33,7 @@ class Batches(LoaderIterator):
 
     @property
     def inner(self) -> Any:
-        """Return the loader's own iterator, which answers whatever else is asked."""
+        """Return the loader's own iterator, which has all other attributes."""
         return self.source.inner
 
     def __next__(self) -> Any:
@@ -42,14 +41,14 @@ class Batches(LoaderIterator):
         try:
             return self.source.next()
         finally:
-            self.source = self.source.instead or self.source
+            self.source = self.source.successor or self.source
             self.waited[self.where] += perf_counter() - began
 
 
-class Whole:
-    """Batches that every rank loads; modules in the fetch are plain."""
+class WholeBatches:
+    """Batches that every rank loads; modules called by the data set are not sharded."""
 
-    instead = None
+    successor = None
 
     def __init__(self, job: Loaders, loader: Any, where: str, inner: Any) -> None:
         self.job, self.loader, self.where, self.inner = job, loader, where, inner
@@ -58,38 +57,38 @@ class Whole:
         """Return the next batch."""
         context = self.job.view.context
         if not context.on_script_thread():
-            # else modules of the script's own thread would be plain meanwhile
-            return self.made(next(self.inner))
+            # `within` would affect modules on the script's thread
+            return self.wrap(next(self.inner))
         with context.within(Code.PLAIN):
             batch = next(self.inner)
-        return self.given(batch)
+        return self.checked(batch)
 
-    def given(self, batch: Any) -> Any:
-        """Compare the first batch of several nodes, and return the script's, given the loader's."""
+    def checked(self, batch: Any) -> Any:
+        """Compare the first batch between nodes, and return what the script gets."""
         whole = batch.whole if isinstance(batch, LocalBatch) else batch
         self.job.first.compare(self.loader, self.where, whole)
-        return self.made(batch)
+        return self.wrap(batch)
 
-    def made(self, batch: Any) -> Any:
-        """Return the script's batch, given the loader's."""
+    def wrap(self, batch: Any) -> Any:
+        """Return what the script gets for a batch of the loader."""
         return batch
 
 
-class Handed(Whole):
-    """Batches that the first rank of the node loads."""
+class SharedBatches(WholeBatches):
+    """Batches that the first rank of a node loads for all of its ranks."""
 
-    def made(self, batch: Any) -> Any:
-        """Return the script's batch, of tensors as this rank's rows, given the loader's."""
-        pins = self.inner.pins
+    def wrap(self, batch: Any) -> Any:
+        """Return what the script gets: a batch of tensors is sharded."""
+        pin_to = self.inner.pin_to
         if not isinstance(batch, LocalBatch):
-            return pin_memory(batch, pins) if pins else batch
+            return pin_memory(batch, pin_to) if pin_to else batch
         sizes = self.job.view.shard_sizes(batch.per_rank)
-        return tree_map(lambda x: ShardedTensor(_own(x, pins), sizes), batch.rows)
+        return tree_map(lambda x: ShardedTensor(_own(x, pin_to), sizes), batch.rows)
 
 
-def _own(rows: Tensor, pins: str) -> Tensor:
-    """Return rows of a batch that is this rank's own; where they are few, without the others."""
-    if pins:
+def _own(rows: Tensor, pin_to: str) -> Tensor:
+    """Return rows in memory of their own if they are few, to be pinned, or not aligned."""
+    if pin_to:
         return torch.empty_like(rows, pin_memory=True).copy_(rows)
-    stays = rows.nbytes >= WORTH and rows.data_ptr() % ALIGNED == 0
+    stays = rows.nbytes >= MIN_KEPT and rows.data_ptr() % ALIGNED == 0
     return rows if stays else rows.clone()

@@ -1,7 +1,6 @@
-"""The comparison of the nodes' data: the first batch of each loader is the same on all of them.
+"""Comparison of the first batch of each loader between nodes.
 
-Each node reads its own disk. Where a file there is another one, all would train together on a
-mixture of both, and nothing that is compared later would show it.
+Each node reads its own disk. With different files, training would go on with a mixture of both.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from autoddp.training.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-WHY = "the nodes read other data; give all of them the same files"
+WHY = "the nodes read different data; give all of them the same files"
 
 
 class FirstBatches:
-    """The loaders of a job on several nodes whose first batches were compared."""
+    """The loaders whose first batches were compared between nodes."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def wanted(self, loader: Any) -> bool:
-        """Return whether a loader's first batch is still to be compared."""
+        """Return whether the first batch of a loader is still to be compared."""
         world = self.run.world
         several = world.local_world_size < world.world_size
         return several and loader not in self.seen and getattr(loader, "in_order", True)
 
     def compare(self, loader: Any, where: str, batch: Any) -> None:
-        """Compare a loader's first batch, which the first rank of each node has whole; once.
+        """Compare the first batch of a loader, once; the first rank of each node has it whole.
 
         Raises:
-            Disagreement: Two nodes have other batches.
+            Disagreement: The batches of two nodes differ.
         """
         if not self.wanted(loader):
             return
@@ -56,7 +55,7 @@ class FirstBatches:
 
 
 def _numbers(leaves: Iterable[Any]) -> Iterable[Tensor]:
-    """Return what of these leaves are numbers, as tensors."""
+    """Yield the numbers among these leaves as tensors."""
     for x in leaves:
         if isinstance(x, (int, float)):
             yield torch.tensor([float(x)], dtype=torch.float64, device=CPU)

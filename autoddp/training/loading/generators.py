@@ -1,4 +1,4 @@
-"""The states of the random generators that all code shares: `random`'s, numpy's and torch's."""
+"""The states of the global random generators of `random`, numpy and torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoddp.comm import accelerator
 
 
 class Generators:
-    """The states of `random`, numpy, torch and every device in use, at one moment."""
+    """A snapshot of the generators of `random`, numpy, torch and all devices in use."""
 
     def __init__(self) -> None:
         numpy = sys.modules.get("numpy")
@@ -22,7 +22,7 @@ class Generators:
         self.torch = [torch.get_rng_state(), *accelerator.states()]
 
     def put_back(self) -> None:
-        """Set every generator back to its state at that moment."""
+        """Restore the states of all generators."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -30,17 +30,17 @@ class Generators:
         accelerator.set_states(self.torch[1:])
 
     def same(self, other: Generators) -> bool:
-        """Return whether nothing was drawn between the two moments."""
+        """Return whether nothing was drawn between two snapshots."""
         mine, theirs = self.torch, other.torch
         if len(mine) != len(theirs) or not all(map(torch.equal, mine, theirs)):
             return False
-        # numpy may have been imported meanwhile
-        same = self.numpy is None or other.numpy is None or alike(self.numpy, other.numpy)
+        # numpy may have been imported in between
+        same = self.numpy is None or other.numpy is None or equal_states(self.numpy, other.numpy)
         return same and self.python == other.python
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Return whether two states are one; `==` does not compare arrays as one."""
+def equal_states(one: Any, other: Any) -> bool:
+    """Return whether two states are equal; `==` fails for dicts that hold arrays."""
     if isinstance(one, dict):
         return pickle.dumps(one) == pickle.dumps(other)
     return bool(one == other)

@@ -1,9 +1,8 @@
-"""Connections between the first rank of a node, which loads batches, and the node's other ranks.
+"""Connections from the first rank of a node, which loads batches, to the node's other ranks.
 
-The first rank sends only in calls of the script that the others make, too, and waits where they
-have not taken what it sent. That cannot deadlock: all ranks run one program, so whoever waits here
-waits for a rank that is further behind in it, and the one that is furthest behind finds all that it
-was sent.
+The first rank sends only in calls that all ranks make, and blocks while others are behind. This
+cannot deadlock: whoever waits, waits for a rank that is behind in the same program, and the last of
+them has all messages for it.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class NodeLink:
-    """The connections of the first rank with all others of its node, or of another one with it.
+    """The connections of a node's first rank with all others, or of another rank with it.
 
-    Passes share them, and a pass may be read in a thread of the script's: who finds the message of
-    another pass leaves it there.
+    Passes share them, and threads of the script may read several passes: a reader that receives the
+    message of another pass stores it there.
     """
 
     def __init__(self, sockets: dict[int, socket.socket], rank: int, first: int) -> None:
@@ -38,58 +37,58 @@ class NodeLink:
         self._sending, self._heard = threading.Lock(), threading.Condition()
         self._reading = False
         self._passes: weakref.WeakValueDictionary[int, SharedPass] = weakref.WeakValueDictionary()
-        self._early: dict[int, list[Any]] = {}  # messages of passes that this rank will begin
+        self._early: dict[int, list[Any]] = {}  # messages of passes that begin later here
         self._begun = 0
-        this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
+        this = weakref.ref(self)  # at-fork callbacks are never freed
 
-        def leave() -> None:
+        def close_in_child() -> None:
             link = this()
             if link is not None:
-                link.close()  # a worker process would keep them open when its rank has ended
+                link.close()  # else workers keep them open
 
-        os.register_at_fork(after_in_child=leave)
+        os.register_at_fork(after_in_child=close_in_child)
 
     def close(self) -> None:
-        """Close all connections; a second call is harmless."""
+        """Close the connections to all ranks."""
         for connection in self.sockets.values():
             connection.close()
 
-    def begin(self, one: SharedPass) -> int:
-        """Return the number of a pass that all ranks begin here."""
+    def begin(self, shared_pass: SharedPass) -> int:
+        """Register a pass that all ranks begin, and return its number."""
         with self._heard:
             self._begun += 1
-            self._passes[self._begun] = one
-            one.messages.extend(self._early.pop(self._begun, ()))
+            self._passes[self._begun] = shared_pass
+            shared_pass.messages.extend(self._early.pop(self._begun, ()))
             return self._begun
 
-    def send(self, said: Callable[[int], Any], apart: bool, mapped: bool = False) -> None:
-        """Send each other rank what is said for it; one that has ended is left out from then on.
+    def send(self, payload: Callable[[int], Any], from_worker: bool, mapped: bool = False) -> None:
+        """Send a message to each other rank; one that has ended is dropped.
 
         Args:
-            said: Called with the number of a rank.
-            apart: Whether it comes from another process.
-            mapped: Whether nobody else writes into what a rank is sent, so that views of shared
-                memory need no copy.
+            payload: Returns what is sent to a rank.
+            from_worker: Whether it comes from a worker process.
+            mapped: Whether the sender no longer writes into shared memory in it, so that this need
+                not be copied.
 
         Raises:
-            Unfit: It holds what has no meaning, or another one, in another process.
+            NotTransferable: Another process cannot have it.
         """
-        packed = {rank: Message(said(rank), apart, mapped) for rank in self.sockets}
+        packed = {rank: Message(payload(rank), from_worker, mapped) for rank in self.sockets}
         with self._sending:
             for rank, message in packed.items():
                 try:
                     message.send(self.sockets[rank])
                 except OSError:
-                    self.sockets.pop(rank).close()  # its launcher sees to the rest
+                    self.sockets.pop(rank).close()  # its launcher ends the job
 
-    def hear(self, one: SharedPass) -> Any:
-        """Wait for the next message of a pass, and return it.
+    def receive(self, shared_pass: SharedPass) -> Any:
+        """Wait for the next message of a pass.
 
         Raises:
             RankEnded: The first rank has ended.
         """
         with self._heard:
-            while not one.messages:
+            while not shared_pass.messages:
                 if self._reading:
                     self._heard.wait()
                     continue
@@ -105,31 +104,30 @@ class NodeLink:
                     self._early.setdefault(number, []).append(message)
                 elif (owner := self._passes.get(number)) is not None:
                     owner.messages.append(message)
-            return one.messages.popleft()
+            return shared_pass.messages.popleft()
 
     def _read(self) -> Any:
         try:
             return received(self.sockets[self.first])
         except (EOFError, OSError):
             raise RankEnded(
-                f"rank {self.first} has ended, which loads this node's batches, "
-                "and this rank waits for one"
+                f"rank {self.first} has ended, and this rank waits for a batch that it loads"
             ) from None
 
 
 def connect(run: Run) -> NodeLink | None:
-    """Connect the ranks of each node; None where any does not reach its first. All call this."""
+    """Connect the ranks of each node; None if any is unreachable. A collective call."""
     group, rank = run.group, run.world.rank
     placed = nodes(group)
     ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
-    # there may be several sessions in a job
+    # a job may have several sessions
     key = f"loading/{ranks[0]}/{group.store.add(f'loading/of/{rank}', 1)}"
     patience = Patience(60.0)
     try:
         link = NodeLink(
             control_plane.connect(rank, ranks, group.store, key, patience)[0], rank, ranks[0]
         )
-    except AutoDDPError:  # a container of its own: the name is not known there
+    except AutoDDPError:  # containers may not resolve the name
         link = None
     if group.agree(link is not None):
         return link

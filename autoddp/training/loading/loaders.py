@@ -1,4 +1,4 @@
-"""Loading of batches: each rank its rows, where that gives the same; else one rank for its node."""
+"""The feature that loads each rank's rows where this is exact, else on one rank of each node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
-from autoddp.training.loading.batches import Batches, Handed, Whole
+from autoddp.training.loading.batches import Batches, SharedBatches, WholeBatches
 from autoddp.training.loading.first_batch import FirstBatches
 from autoddp.training.loading.plan import (
     EACH,
@@ -35,7 +35,7 @@ from autoddp.training.loading.watch import DRAWS, OWN, own_generators
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-LATE = ", which its first batch did not show: what it gave up to here is each rank's own"
+LATE = ", which its first batch did not show: the draws up to here are each rank's own"
 APART = (
     f"{DRAWS}: each rank draws its own, statistically the same (--loading auto gives the numbers "
     "of one process)"
@@ -43,7 +43,7 @@ APART = (
 
 
 class Loaders(Feature):
-    """Loading of data sets: by rows those that draw nothing, the others once on each node."""
+    """Loading by rows for data sets that draw nothing, and once on each node for all others."""
 
     name = "loaders"
     without = "every rank loads whole batches"
@@ -52,32 +52,29 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
-        self.sharing = Sharing(run, self.fetching, self._each)
+        self.sharing = Sharing(run, self.fetching, self._report_each)
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
-        self._settled: list[Plan] = []  # in one order on all ranks
+        self._confirmed: list[Plan] = []  # in the same order on all ranks
 
     def setup(self, undo: ExitStack) -> None:
-        """Have the end of the script report what was noticed after the last pass."""
+        """Report draws after the last pass at the end of the script."""
         undo.callback(self.sharing.close)
         self.run.group.at_end.append(self._at_end)
         undo.callback(self.run.group.at_end.remove, self._at_end)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, call: Call) -> Any:
-        """Give the loader's batches as this rank's rows, in training and in evaluation.
-
-        Where the plan is that every rank loads all, they come out whole.
-        """
+        """Return an iterator over sharded batches, or whole ones if every rank loads all."""
         loader = call.instance
         if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
             return call.wrapped()
         where = f"DataLoader at {users_line()}"
         if self.view.context.in_thread():
-            self.run.report.add("loaders", where, Plan(where, EACH, THREAD).said())
+            self.run.report.add("loaders", where, Plan(where, EACH, THREAD).describe())
             return call.wrapped()
         plan = self._planned(loader, where)
-        if plan.way != ROWS or plan.known:  # else the first batch tells
-            self.said(plan)
+        if plan.way != ROWS or plan.never_draws:  # else reported with the first batch
+            self.report_plan(plan)
         self.run.waited.setdefault(where, 0.0)
         source = self.source(loader, plan, call.wrapped)
         return Batches(source, where, self.run.waited)
@@ -88,7 +85,7 @@ class Loaders(Feature):
         hot=True,
     )
     def rows_of_indices(self, plain: property) -> property:
-        """Replace the loader's index sampler by this rank's while an iterator is made."""
+        """Replace the index sampler while an iterator is made, by one of this rank's rows."""
         return self.fetching.index_sampler(plain)
 
     @patch(
@@ -96,18 +93,18 @@ class Loaders(Feature):
         why="one rank of a node starts the worker processes of a loader that its ranks share",
     )
     def follow(self, call: Call) -> Any:
-        """Make the loader's iterator; on ranks without workers, one that follows the first's."""
+        """Make the loader's iterator; on ranks without workers one that follows the first rank."""
         return self.sharing.follower(call.instance, call.wrapped)
 
     def source(self, loader: Any, plan: Plan, make: Callable[[], Any], sampler: Any = None) -> Any:
-        """Begin a pass, with indices of a sampler if one is given; return its batches' source."""
+        """Begin a pass and return the source of its batches; `sampler` replaces the loader's."""
         if plan.way == ROWS:
             return RowBatches(self, loader, plan, make)
         if plan.way == SHARED:
             inner = self.sharing.start(loader, make, plan, sampler)
-            return Handed(self, loader, plan.where, inner)
+            return SharedBatches(self, loader, plan.where, inner)
         with self.fetching.sampled(sampler):
-            return Whole(self, loader, plan.where, make())
+            return WholeBatches(self, loader, plan.where, make())
 
     # ---- plans
 
@@ -118,54 +115,55 @@ class Loaders(Feature):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
         reason = unlike_rows(loader)
         if not reason and in_memory(loader.dataset):
-            return Plan(where, known=True)
+            return Plan(where, never_draws=True)
         kept = self.plans.get(owner(loader))
         if kept is None:
-            kept = self.plans[owner(loader)] = Plan(where, own=own_generators(loader.dataset))
+            kept = Plan(where, generators=own_generators(loader.dataset))
+            self.plans[owner(loader)] = kept
         kept.where = where
-        return self._met(replace(kept, way=SHARED, reason=reason)) if reason else kept
+        return self._shared_or_each(replace(kept, way=SHARED, reason=reason)) if reason else kept
 
-    def _met(self, plan: Plan) -> Plan:
-        """Load once on each node where that is possible, else on every rank."""
+    def _shared_or_each(self, plan: Plan) -> Plan:
+        """Turn a shared plan into one for every rank if the ranks of a node cannot connect."""
         alone = self.sharing.connect() if plan.way == SHARED else ""
         if alone:
             plan.way, plan.reason = EACH, f"{plan.reason}; {alone}"
         return plan
 
-    def judged(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
-        """Return another plan for a data set with whatever speaks against rows; all call this."""
-        late, plan.late = plan.settled and reason in (DRAWS, OWN), ""
+    def decide(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
+        """Decide by the first batch and a `reason` against rows; return another plan, or None."""
+        late_draws, plan.late_draws = plan.confirmed and reason in (DRAWS, OWN), ""
         if reason == DRAWS and self.loading == ROWS:
             self.run.report.doubt("loaders", plan.where, APART)
-        elif late:
+        elif late_draws:
             self.run.report.doubt("loaders", plan.where, reason + LATE)
         if reason and not (reason == DRAWS and self.loading == ROWS):
-            # a generator in this process is to move on all ranks
+            # a generator in this process must advance on all ranks
             plan.way, plan.reason = EACH if reason == OWN and not workers else SHARED, reason
-            return self.said(self._met(plan))
-        if not plan.settled:
-            self._settled.append(plan)
-        plan.settled = True
-        self.said(plan)
+            return self.report_plan(self._shared_or_each(plan))
+        if not plan.confirmed:
+            self._confirmed.append(plan)
+        plan.confirmed = True
+        self.report_plan(plan)
         return None
 
-    def said(self, plan: Plan) -> Plan:
-        """Report a plan, and return it."""
+    def report_plan(self, plan: Plan) -> Plan:
+        """Report a plan and return it."""
         report, loud = self.run.report, plan.way == EACH and self.loading != EACH
-        (report.say_once if loud else report.add)("loaders", plan.where, plan.said())
+        (report.say_once if loud else report.add)("loaders", plan.where, plan.describe())
         return plan
 
-    def _each(self, where: str, reason: str) -> None:
-        """Report that every rank loads for itself what cannot be handed over."""
-        self.said(Plan(where, EACH, reason))
+    def _report_each(self, where: str, reason: str) -> None:
+        """Report that every rank loads batches that cannot be sent."""
+        self.report_plan(Plan(where, EACH, reason))
 
     def _at_end(self) -> None:
-        """Report what later fetches drew from, where no further pass has brought it up."""
-        plans, kinds = self._settled, (OWN, DRAWS)
-        mine = [[float(plan.late == kind) for kind in kinds] for plan in plans]
+        """Report draws in later batches that no further pass has reported."""
+        plans, kinds = self._confirmed, (OWN, DRAWS)
+        local = [[float(plan.late_draws == kind) for kind in kinds] for plan in plans]
         if not plans:
             return
-        found = self.view.group.all_reduce(torch.tensor(mine, device=CPU), MAX).tolist()
+        found = self.view.group.all_reduce(torch.tensor(local, device=CPU), MAX).tolist()
         for plan, seen in zip(plans, found, strict=True):
             for kind in [kind for kind, drew in zip(kinds, seen, strict=True) if drew][:1]:
                 own = kind == DRAWS and self.loading == ROWS

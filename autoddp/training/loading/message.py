@@ -1,7 +1,7 @@
-"""A message to another rank of the node: a pickle, and the memory of large tensors beside it.
+"""A message between ranks of a node: a pickle, with the memory of large tensors out of band.
 
-torch's own ways to pickle a tensor for another process write a file, lose the conjugate bit, or
-hand a descriptor to a single receiver.
+torch's own pickling between processes writes a file, loses the conjugate bit, or passes a file
+descriptor to one receiver only.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch.multiprocessing.reductions import reduce_typed_storage
 
 from autoddp.comm.accelerator import CPU
 
-ASIDE = 1 << 16  # bytes of memory that travel beside the pickle
-MOST = 64  # descriptors of one message
-HEADER = struct.Struct("3q")  # bytes of the pickle, how many parts there are, how many descriptors
-PART = struct.Struct("3q")  # bytes, the number of a descriptor or -1, where they begin there
-MARK = b"."  # descriptors come with a byte
+MIN_BUFFER = 1 << 16  # bytes; smaller buffers are part of the pickle
+MAX_DESCRIPTORS = 64  # file descriptors of one message
+HEADER = struct.Struct("3q")  # size of the pickle, number of buffers, number of descriptors
+PART = struct.Struct("3q")  # size of a buffer, index of its descriptor or -1, offset in that
+MARK = b"."  # descriptors are sent with a byte
 
 
-class Unfit(Exception):
-    """The refusal of a batch that cannot be handed over as it is; the message says why."""
+class NotTransferable(Exception):
+    """A batch cannot be sent to another process; the message gives the reason."""
 
 
-class Beside(NamedTuple):
-    """Memory beside the pickle, which is sent, or is found behind a descriptor."""
+class Buffer(NamedTuple):
+    """Memory that is sent after the pickle, or that a file descriptor maps."""
 
     raw: memoryview
     descriptor: int = -1
@@ -43,29 +43,29 @@ class Message:
     """A message that is ready to be sent.
 
     Args:
-        said: What is packed.
-        apart: Whether it comes from another process.
-        mapped: Whether views of shared memory are sent as its descriptor; the receiver maps it
-            privately, so that what is written there stays its own.
+        payload: The object to send.
+        from_worker: Whether it comes from a worker process.
+        mapped: Whether shared memory is sent as a file descriptor, which the receiver maps
+            privately.
 
     Raises:
-        Unfit: It holds what has no meaning, or another one, in another process.
+        NotTransferable: Another process cannot have it.
     """
 
-    def __init__(self, said: Any, apart: bool, mapped: bool = False) -> None:
-        body, self.parts = io.BytesIO(), list[Beside]()
+    def __init__(self, payload: Any, from_worker: bool, mapped: bool = False) -> None:
+        body, self.parts = io.BytesIO(), list[Buffer]()
         try:
-            _Packer(body, self.parts, apart, mapped).dump(said)
-        except Unfit:
+            _Packer(body, self.parts, from_worker, mapped).dump(payload)
+        except NotTransferable:
             raise
-        except Exception as error:  # whatever an object's own way to be pickled raises
-            raise Unfit(
-                f"its batches cannot be handed over ({type(error).__name__}: {error})"
+        except Exception as error:  # raised by an object's own pickling
+            raise NotTransferable(
+                f"its batches cannot be sent to other ranks ({type(error).__name__}: {error})"
             ) from None
         self.body = body.getvalue()
 
     def send(self, connection: socket.socket) -> None:
-        """Send the message, waiting where the other rank does not take it."""
+        """Send the message; block while the receiver does not read."""
         held = [part.descriptor for part in self.parts if part.descriptor >= 0]
         header = HEADER.pack(len(self.body), len(self.parts), len(held))
         for raw, descriptor, at in self.parts:
@@ -80,17 +80,19 @@ class Message:
 
 
 def received(connection: socket.socket) -> Any:
-    """Wait for a message, and return what was said.
+    """Wait for a message and return its payload.
 
     Raises:
         EOFError: The other rank has ended.
     """
-    size, count, many = HEADER.unpack(_bytes(connection, HEADER.size))
+    size, count, descriptor_count = HEADER.unpack(_bytes(connection, HEADER.size))
     parts = list(PART.iter_unpack(_bytes(connection, count * PART.size)))
     maps, descriptors = list[Any](), list[int]()
     try:
-        if many:
-            descriptors = socket.recv_fds(connection, 1, many, socket.MSG_CMSG_CLOEXEC)[1]
+        if descriptor_count:
+            descriptors = socket.recv_fds(connection, 1, descriptor_count, socket.MSG_CMSG_CLOEXEC)[
+                1
+            ]
             maps = [_mapped(descriptor) for descriptor in descriptors]
     finally:
         for descriptor in descriptors:
@@ -104,7 +106,7 @@ def received(connection: socket.socket) -> Any:
 
 
 def _bytes(connection: socket.socket, size: int) -> Any:
-    """Return so many bytes, in memory that is aligned as a tensor's own."""
+    """Receive `size` bytes into memory with a tensor's alignment."""
     found: Any = torch.empty(size, dtype=torch.uint8, device=CPU).numpy()
     view = memoryview(found)
     while view:
@@ -116,26 +118,28 @@ def _bytes(connection: socket.socket, size: int) -> Any:
 
 
 def _mapped(descriptor: int) -> Any:
-    """Map memory privately; a descriptor is not kept, of which a process has few."""
+    """Map a file descriptor privately, without keeping it open."""
     path, size = f"/proc/self/fd/{descriptor}", os.fstat(descriptor).st_size
     return _flat(torch.UntypedStorage.from_file(path, False, size))
 
 
 class _Packer(pickle.Pickler):
-    """A pickler of tensors by their memory."""
+    """A pickler that passes the memory of tensors out of band."""
 
-    def __init__(self, body: io.BytesIO, parts: list[Beside], apart: bool, mapped: bool) -> None:
-        shared: list[tuple[int, int]] = []  # where the next buffer lies, if behind a descriptor
+    def __init__(
+        self, body: io.BytesIO, parts: list[Buffer], from_worker: bool, mapped: bool
+    ) -> None:
+        shared: list[tuple[int, int]] = []  # (descriptor, offset) of the next buffer
 
-        def travels_within(buffer: pickle.PickleBuffer) -> bool:
-            raw, behind = buffer.raw(), shared.pop() if shared else (-1, 0)
-            if raw.nbytes < ASIDE or raw.readonly:
+        def in_band(buffer: pickle.PickleBuffer) -> bool:
+            raw, place = buffer.raw(), shared.pop() if shared else (-1, 0)
+            if raw.nbytes < MIN_BUFFER or raw.readonly:
                 return True
-            parts.append(Beside(raw, *behind))
+            parts.append(Buffer(raw, *place))
             return False
 
-        super().__init__(body, 5, buffer_callback=travels_within)
-        self.apart, self.shared, self.parts = apart, shared, parts
+        super().__init__(body, 5, buffer_callback=in_band)
+        self.from_worker, self.shared, self.parts = from_worker, shared, parts
         self.mapped = mapped and get_sharing_strategy() == "file_descriptor"
 
     def reducer_override(self, x: Any) -> Any:
@@ -147,39 +151,39 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         if not x.nbytes():
             return torch.UntypedStorage, (0,)
-        return _storage, (pickle.PickleBuffer(_flat(x)),)
+        return _storage_from, (pickle.PickleBuffer(_flat(x)),)
 
     def _tensor(self, x: Tensor) -> Any:
-        if x.grad_fn is not None or (x.requires_grad and not self.apart):
-            raise Unfit("its batches hold tensors that need a gradient")
+        if x.grad_fn is not None or (x.requires_grad and not self.from_worker):
+            raise NotTransferable("its batches hold tensors that need a gradient")
         if x.device.type not in ("cpu", "meta"):
-            return _on, (x.cpu(), str(x.device))
+            return _to_device, (x.cpu(), str(x.device))
         plain = type(x) is Tensor and x.layout is torch.strided and not x.is_quantized
         storage = x.untyped_storage() if plain and x.device.type == "cpu" else None
         if storage is None or not 0 < x.nbytes < storage.nbytes():
             return x.__reduce_ex__(5)
         if not x.is_contiguous() or x.is_conj() or x.is_neg() or x.requires_grad:
-            # not all that it is a view of
+            # without the rest of the memory of which it is a view
             return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
-        if self.mapped and storage.is_shared() and len(self.parts) < MOST:
+        if self.mapped and storage.is_shared() and len(self.parts) < MAX_DESCRIPTORS:
             at = int(x.storage_offset()) * x.element_size()
             self.shared.append((storage._share_fd_cpu_()[0], at))
         raw: Any = x.reshape(-1).view(torch.uint8).numpy()
-        return _rows, (pickle.PickleBuffer(raw), x.dtype, tuple(x.shape))
+        return _tensor_from, (pickle.PickleBuffer(raw), x.dtype, tuple(x.shape))
 
 
 def _flat(storage: Any) -> Any:
-    """Return the bytes of a storage as an array, without a copy."""
+    """Return the bytes of a storage as an array that shares its memory."""
     return torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).numpy()
 
 
-def _storage(buffer: Any) -> torch.UntypedStorage:
+def _storage_from(buffer: Any) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def _rows(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
-def _on(x: Tensor, device: str) -> Tensor:
+def _to_device(x: Tensor, device: str) -> Tensor:
     return x.to(device)

@@ -1,4 +1,4 @@
-"""Plans for loaders: each rank fetches its rows, one loads for its node, or every one loads all."""
+"""Plans for loading a data set: each rank its rows, one rank for its node, or every rank all."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch.utils.data.dataloader import default_collate
 from autoddp.training.loading.watch import Access
 
 ROWS, SHARED, EACH = "rows", "shared", "each"
-THREAD = "it is iterated in a thread of the script's"
+THREAD = "it is iterated in a thread of the script"
 
 
 @dataclass(eq=False)
 class Plan:
-    """The way in which a data set is loaded, and why not by rows.
+    """The way in which a data set is loaded, and the reason if it is not by rows.
 
     Attributes:
-        settled: Whether a first batch has shown that nothing speaks against rows.
-        known: Whether it is certain that nothing is drawn: tensors in memory.
-        late: What a later fetch drew from on this rank, in words.
-        own: The generators that are objects.
+        confirmed: Whether the first batch was loaded by rows without an objection.
+        never_draws: Whether the data set is known to draw nothing: tensors in memory.
+        late_draws: What a later fetch on this rank drew from, in words.
+        generators: The random generators that are objects.
     """
 
     where: str
     way: str = ROWS
     reason: str = ""
-    settled: bool = False
-    known: bool = False
-    late: str = ""
-    own: list[Access] = field(default_factory=list)
+    confirmed: bool = False
+    never_draws: bool = False
+    late_draws: str = ""
+    generators: list[Access] = field(default_factory=list)
 
-    def said(self) -> str:
-        """Put the plan into words."""
+    def describe(self) -> str:
+        """Return the plan in words."""
         how = {
             ROWS: "each rank fetches its rows",
             SHARED: "loaded once on each node, for all of its ranks",
@@ -45,7 +45,7 @@ class Plan:
 
 
 def unlike_rows(loader: Any) -> str:
-    """Return why a loader cannot be fetched by rows, or nothing."""
+    """Return why a loader cannot be loaded by rows, or an empty string."""
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is an iterable"
     if not loader._auto_collation:
@@ -59,7 +59,7 @@ def unlike_rows(loader: Any) -> str:
 
 
 def _fetches_batches(dataset: Any) -> bool:
-    """Return whether a data set has `__getitems__`; torch's own hand it on to what they hold."""
+    """Return whether a data set has `__getitems__`, which torch's own ones forward."""
     if type(dataset) is Subset:
         return _fetches_batches(dataset.dataset)
     if type(dataset) is StackDataset:
@@ -69,21 +69,21 @@ def _fetches_batches(dataset: Any) -> bool:
 
 
 def in_memory(dataset: Any) -> bool:
-    """Return whether a data set is torch's own holder of tensors, or a part of one."""
+    """Return whether a data set is torch's `TensorDataset`, or a subset of one."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
 
 
 def own_iterator(loader: Any) -> bool:
-    """Return whether a subclass of DataLoader makes its iterators itself."""
+    """Return whether a subclass of DataLoader overrides `_get_iterator`."""
     return any(
         "_get_iterator" in vars(kind) for kind in type(loader).__mro__ if kind is not DataLoader
     )
 
 
 def owner(loader: Any) -> Any:
-    """Return the holder of a plan: the data set, which other loaders may read, or the loader."""
+    """Return the key of a plan: the data set, which loaders may share, or else the loader."""
     kind: Any = type(loader.dataset)
     plain = kind.__hash__ is object.__hash__ and kind.__weakrefoffset__ > 0
     return loader.dataset if plain else loader

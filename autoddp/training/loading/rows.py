@@ -1,7 +1,7 @@
-"""Batches of which each rank fetches its rows, unless the first one shows that it cannot.
+"""Batches of which each rank fetches its rows, unless the first batch shows that it must not.
 
-Of the first batch of a data set, the first rank of a node fetches all, as one process does: where
-anything speaks against rows, that is the batch, and nothing was done twice there.
+The first rank of each node fetches all of a data set's first batch: if that speaks against rows,
+it is the batch that the script gets, and no sample was fetched twice.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autoddp.comm.context import Code
 from autoddp.comm.group import MAX
 from autoddp.comm.topology import leaders
 from autoddp.errors import Disagreement
-from autoddp.training.loading.batches import Handed, Whole
+from autoddp.training.loading.batches import SharedBatches, WholeBatches
 from autoddp.training.loading.plan import EACH, ROWS, THREAD, Plan
-from autoddp.training.loading.sampling import Resumed, RowSampler, seeds_of
+from autoddp.training.loading.sampling import Resumed, RowSampler, changed, seeds_of
 from autoddp.training.loading.shared_pass import SharedPass
-from autoddp.training.loading.watch import DRAWS, OWN, Drawn, one_was_made
+from autoddp.training.loading.watch import DRAWS, OWN, DrawingBatch, new_generators_exist
 from autoddp.view import ShardedTensor
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 UNREADABLE = "a sample cannot be fetched"
 MORE = "its batches hold more than numbers"
-UNLIKE = "its samples are not alike"
-REASONS = (UNREADABLE, OWN, MORE, UNLIKE, DRAWS)  # by weight
+UNLIKE = "its samples differ in type or shape"
+REASONS = (UNREADABLE, OWN, MORE, UNLIKE, DRAWS)  # the first that holds is reported
 
 
 class RowBatches:
-    """Batches of which this rank fetches its rows."""
+    """The source of batches of which this rank fetches its rows."""
 
     def __init__(self, job: Loaders, loader: Any, plan: Plan, make: Callable[[], Any]) -> None:
         self.job, self.loader, self.plan, self.make = job, loader, plan, make
         self.view, self.fetching = job.view, job.fetching
-        self.instead: Whole | None = None
-        self.trying = not plan.known
-        # whether this rank fetches all of the first batch
-        self.leads = (self.trying and not plan.settled) or job.first.wanted(loader)
+        self.successor: WholeBatches | None = None
+        self.trying = not plan.never_draws
+        # whether this rank fetches the whole first batch
+        self.leads = (self.trying and not plan.confirmed) or job.first.wanted(loader)
         self.leads = self.leads and job.run.world.rank in leaders(job.run.group)
         sampler = self.fetching.rows(loader)
         sampler.whole, sampler.seen = int(self.leads), [] if self.trying else None
@@ -53,81 +53,84 @@ class RowBatches:
         self.inner = self.fetching.start(
             loader,
             make,
-            draws=job.loading == ROWS and self.trying,
-            watched=plan.own if self.trying else None,
-            still=plan.known,
+            own_draws=job.loading == ROWS and self.trying,
+            watched=plan.generators if self.trying else None,
+            never_draws=plan.never_draws,
             sampler=sampler,
         )
-        self.sampler: RowSampler = self.inner._index_sampler  # persistent workers keep theirs
+        self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
         self.sampler.seen = self.sampler.seen if self.trying else None
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
 
     def next(self) -> Any:
         """Return the next batch."""
-        if self.trying and (self.view.context.on_script_thread() or not self.plan.settled):
+        if self.trying and (self.view.context.on_script_thread() or not self.plan.confirmed):
             self.trying = False
-            return self._tried()
+            return self._first()
         batch, moved = self._fetched()
-        if moved and self.plan.late != OWN:
-            self.plan.late = moved
-        return self._made(batch)
+        if moved and self.plan.late_draws != OWN:
+            self.plan.late_draws = moved
+        return self._wrapped(batch)
 
     # ---- the first batch
 
-    def _tried(self) -> Any:
+    def _first(self) -> Any:
         if not self.view.context.on_script_thread():
-            return self._leave(self.job.said(Plan(self.plan.where, EACH, THREAD)), None, [])
+            plan = self.job.report_plan(Plan(self.plan.where, EACH, THREAD))
+            return self._fall_back(plan, None, [])
         batch, moved = None, ""
-        errors: list[Exception] = []  # emptied, or each is part of a cycle with this frame
+        errors: list[Exception] = []  # emptied at the end, to avoid a cycle
         try:
-            batch, moved = self._opened(self.fetching.fetch(self.inner, keep=self.leads))
+            batch, moved = self._unwrapped(self.fetching.fetch(self.inner, keep=self.leads))
         except StopIteration:
             raise
         except Exception as error:
             errors, moved = [error], self.fetching.moved
-            if self.loader.num_workers:  # torch keeps it in a cycle, with all frames that it names
+            if self.loader.num_workers:  # it is part of a cycle in torch
                 error.__traceback__ = None
-        if not (moved or self.plan.settled or self.loader.num_workers):
-            moved = DRAWS if one_was_made(self.plan.own, self.loader.dataset) else ""
-        reason = self._against(batch, bool(errors), moved)
+        if not (moved or self.plan.confirmed or self.loader.num_workers):
+            moved = DRAWS if new_generators_exist(self.plan.generators, self.loader.dataset) else ""
+        reason = self._objection(batch, bool(errors), moved)
         try:
-            if plan := self.job.judged(self.plan, reason, bool(self.loader.num_workers)):
-                return self._leave(plan, batch, errors)
+            other = self.job.decide(self.plan, reason, bool(self.loader.num_workers))
+            if other is not None:
+                return self._fall_back(other, batch, errors)
         finally:
             errors.clear()
         self.sampler.seen = None
-        return self._made(batch)
+        return self._wrapped(batch)
 
-    def _against(self, batch: Any, failed: bool, moved: str) -> str:
-        """Return what speaks against rows on any rank, in words; all ranks call this."""
+    def _objection(self, batch: Any, failed: bool, moved: str) -> str:
+        """Return the reason of any rank against rows, or an empty string. A collective call."""
         leaves, spec = tree_flatten(batch)
         numbers = bool(leaves) and all(isinstance(x, Tensor) and x.dim() for x in leaves)
         numbers = numbers and len({x.shape[0] for x in leaves}) == 1
         more = MORE if not (numbers or failed) else ""
-        mine = {UNREADABLE if failed else "", moved, self.plan.late, more}
+        reasons = {UNREADABLE if failed else "", moved, self.plan.late_draws, more}
         kind = repr((spec, [(x.dtype, x.shape[1:]) for x in leaves])) if numbers else ""
         layout = zlib.crc32(kind.encode())
-        said = [*(int(reason in mine) for reason in REASONS), layout, -layout]
-        found = self.view.group.all_reduce(torch.tensor(said, device=CPU), MAX).tolist()
+        flags = [*(int(reason in reasons) for reason in REASONS), layout, -layout]
+        found = self.view.group.all_reduce(torch.tensor(flags, device=CPU), MAX).tolist()
         found[REASONS.index(UNLIKE)] = found[-2] != -found[-1]
         return next((x for x, anywhere in zip(REASONS, found, strict=False) if anywhere), "")
 
-    def _leave(self, plan: Plan, batch: Any, errors: list[Exception]) -> Any:
-        """Return the first batch in another way, in which all others will come."""
+    def _fall_back(self, plan: Plan, batch: Any, errors: list[Exception]) -> Any:
+        """Return the first batch in the way of `plan`, and let a successor provide all others."""
         job, context = self.job, self.view.context
         self.sampler.whole = math.inf
         if self.loader.num_workers:
-            self.instead = self._begun_again(plan)
-            return self.instead.next()
+            self.successor = self._restarted(plan)
+            return self.successor.next()
         shared = None
         if plan.way == EACH:
-            self.instead = Whole(job, self.loader, plan.where, self.inner)
+            self.successor = WholeBatches(job, self.loader, plan.where, self.inner)
             if not context.on_script_thread():
-                return self.instead.next()
+                return self.successor.next()
         else:
             taken = job.sharing.take_over(self.loader, self.inner, plan)
-            self.instead, shared = Handed(job, self.loader, plan.where, taken), taken.shared
+            self.successor = SharedBatches(job, self.loader, plan.where, taken)
+            shared = taken.shared
         fetch = self.inner._dataset_fetcher
         with context.within(Code.PLAIN), context.internal():
             if not self.leads:
@@ -136,33 +139,30 @@ class RowBatches:
                 batch = self._hand_over(shared, batch, errors)
             if errors and self.leads:
                 raise errors.pop()
-        return self.instead.given(batch)
+        return self.successor.checked(batch)
 
     def _hand_over(self, shared: SharedPass, batch: Any, errors: list[Exception]) -> Any:
-        """Tell the others of a batch that was fetched before it was known that they need it."""
-        shared.asked += 1
+        """Send the other ranks the batch or the error that this rank has fetched already."""
+        shared.requested += 1
         outside = self.fetching.outside
         before = None if outside is None else outside.shared
         if errors:
-            shared.fail(errors[0], before)
+            shared.send_error(errors[0], before)
             return batch
-        return self.inner._dataset_fetcher.give(batch, before)
+        return self.inner._dataset_fetcher.send_batch(batch, before)
 
-    def _begun_again(self, plan: Plan) -> Whole:
-        """Begin the pass again with other workers, by the indices that were drawn already."""
-        loader = self.loader
+    def _restarted(self, plan: Plan) -> WholeBatches:
+        """Begin the pass again with new workers, from the indices that were drawn already."""
+        loader, sampler = self.loader, Resumed(self.sampler)
         self.inner._shutdown_workers()
         loader._iterator = None  # of persistent workers
-        own, loader.generator = loader.generator, self.seeds
-        try:
-            return self.job.source(loader, plan, self.make, Resumed(self.sampler))
-        finally:
-            loader.generator = own
+        with changed(loader, generator=self.seeds):
+            return self.job.source(loader, plan, self.make, sampler)
 
     # ---- all batches
 
     def _fetched(self) -> tuple[Any, str]:
-        """Fetch a batch; after an error that the script caught, other ranks have another one."""
+        """Fetch a batch; raise if the script goes on after an error, as other ranks had none."""
         if self.failed is not None:
             error, self.failed, self.inner = self.failed, None, iter(())
             raise Disagreement(
@@ -171,23 +171,24 @@ class RowBatches:
                 "every rank fetch all"
             ) from error
         try:
-            return self._opened(self.fetching.fetch(self.inner))
+            return self._unwrapped(self.fetching.fetch(self.inner))
         except StopIteration:
             raise
         except Exception as error:
             self.failed = error
             raise
 
-    def _opened(self, batch: Any) -> tuple[Any, str]:
-        return (batch.batch, batch.said) if type(batch) is Drawn else (batch, self.fetching.moved)
+    def _unwrapped(self, batch: Any) -> tuple[Any, str]:
+        drew = type(batch) is DrawingBatch
+        return (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
 
-    def _made(self, batch: Any) -> Any:
-        """Return a batch as this rank's rows; the first one comes whole where this rank leads."""
+    def _wrapped(self, batch: Any) -> Any:
+        """Return a batch sharded; the first is whole if this rank fetched all of it."""
         flat = batch if type(batch) is list else tree_leaves(batch)
         kinds = [x.dtype if isinstance(x, Tensor) else type(x) for x in flat]
         self.kinds = self.kinds or kinds
         if kinds != self.kinds:
-            raise Disagreement(_other(tree_leaves(batch)))
+            raise Disagreement(_mismatch(tree_leaves(batch)))
         leads, self.leads, self.sampler.whole = self.leads, False, 0
         self.job.first.compare(self.loader, self.plan.where, batch)
         sizes = self.sizes.popleft()
@@ -196,23 +197,19 @@ class RowBatches:
         cuts = self.view.shard_sizes(sizes)
 
         def rows(x: Any) -> Any:
-            return ShardedTensor(cuts.take(x, 0) if leads else x, cuts)
+            return ShardedTensor(cuts.shard(x, 0) if leads else x, cuts)
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
-            return [rows(x) for x in batch]  # three times quicker, and most batches are so
+            return [rows(x) for x in batch]  # the usual form; three times as fast
         return tree_map(rows, batch)
 
 
-def _other(leaves: list[Any]) -> str:
-    words = next((type(x).__name__ for x in leaves if not isinstance(x, Tensor)), "")
-    if words:
-        return (
-            f"a batch of the DataLoader holds a {words} where its first batch held numbers; each "
-            "rank fetched its rows alone, and cannot give the script all of it: samples must be "
-            "alike, or --loading each has every rank fetch all"
-        )
+def _mismatch(leaves: list[Any]) -> str:
+    other = next((type(x).__name__ for x in leaves if not isinstance(x, Tensor)), "")
+    found = "numbers of another type than its first batch"
+    if other:
+        found = f"a {other} where its first batch held numbers"
     return (
-        "a batch of the DataLoader holds numbers of another type than its first one did, and the "
-        "first row of a batch decides: each rank fetched its rows alone; --loading each has every "
-        "rank fetch all"
+        f"a batch of the DataLoader holds {found}; each rank fetched its rows alone: samples must "
+        "be alike, or --loading each has every rank fetch all"
     )

@@ -8,7 +8,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -18,30 +18,30 @@ from torch.utils.data import DistributedSampler
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.training.loading.generators import Generators
-from autoddp.training.loading.watch import Access, DrawWatch, noticed
+from autoddp.training.loading.watch import Access, DrawWatch, WatchingCollate
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-APART = 7919  # what the seeds of two neighbouring ranks differ by
+APART = 7919  # difference between the seeds of neighbouring ranks
 
 
 class RowSampler(DistributedSampler[Any]):
-    """A sampler that cuts this rank's part out of the index batches of the script's sampler.
+    """A sampler that takes this rank's part of each batch of indices of the script's sampler.
 
-    All ranks hold the same random state, so the script's sampler yields the order of one process
-    on every rank. Nothing is repeated or dropped: sizes differ by one at most, and a batch with
-    fewer rows than ranks goes to all of them.
+    All ranks have the same random state, so that the script's sampler yields the same order on all.
+    No index is repeated or dropped: sizes differ by one at most, and a batch with fewer rows than
+    ranks is whole on all of them.
 
     Attributes:
-        before_fetch: Called when the sampler of the script has drawn what it draws.
-        whole: The number of the batch from which on they are cut; the ones before come whole.
-        seen: All indices of the batches so far, while it is not settled that ranks fetch rows.
+        before_fetch: Called when the script's sampler has yielded a batch.
+        whole: The number of batches at the beginning that stay whole.
+        seen: The batches of indices so far, while rows are not confirmed; else None.
     """
 
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
-        nothing: Any = ()  # the data set may have no length; what is cut is the batches
+        nothing: Any = ()  # the data set may have no length
         super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
         self.batches, self.before_fetch = batches, lambda: None
         self.sizes: deque[tuple[int, ...] | None] = deque()
@@ -55,26 +55,26 @@ class RowSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.set_epoch(self.epoch + 1)
         self.seen = None if self.seen is None else []
-        self.sizes = deque()  # those of this pass; with workers the sampler runs ahead
+        self.sizes = deque()  # of this pass; workers read ahead
         self.rest = iter(self.batches)
         return self._pass(self.sizes, self.rest)
 
-    def _pass(self, noted: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
+    def _pass(self, queue: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
             indices = list(batch)
             if self.seen is not None:
                 self.seen.append(indices)
             sizes = even_sizes(len(indices), self.num_replicas)
-            parted = bool(sizes[-1])  # the last rank has the fewest
-            noted.append(sizes if parted else None)
-            self.before_fetch()  # the sampler has drawn what it draws
+            sharded = bool(sizes[-1])  # the last rank has the fewest rows
+            queue.append(sizes if sharded else None)
+            self.before_fetch()
             start = sum(sizes[: self.rank])
-            mine = parted and number >= self.whole
-            yield indices[start : start + sizes[self.rank]] if mine else indices
+            cut = sharded and number >= self.whole
+            yield indices[start : start + sizes[self.rank]] if cut else indices
 
 
 class Resumed:
-    """A sampler that begins with what another one has given already, and goes on where that is."""
+    """A sampler that repeats the batches that another one has yielded, and then continues it."""
 
     def __init__(self, sampler: RowSampler) -> None:
         self.batches = sampler.batches
@@ -87,84 +87,97 @@ class Resumed:
         return iter(self.batches) if self.pending is None else self._pass()
 
     def _pass(self) -> Iterator[Any]:
-        """Go on; an iterator that is made and not asked for anything leaves all as it is."""
+        """Continue the other sampler; an iterator that nobody reads leaves it unchanged."""
         pending, self.pending = self.pending, None
         yield from pending or ()
 
 
 def seeds_of(loader: Any) -> torch.Generator:
-    """Return a copy of the generator that the seeds of a loader's workers are drawn from."""
+    """Return a copy of the generator from which the seeds of a loader's workers are drawn."""
     if loader.generator is not None:
         return loader.generator.clone_state()
-    device = torch.empty(()).device  # on the one that torch takes
+    device = torch.empty(()).device  # the default one, as in torch
     copy = torch.Generator(device)
     copy.set_state(accelerator.state(device))
     return copy
 
 
-class Fetching:
-    """A maker of loader iterators that fetch this rank's rows alone.
+@contextmanager
+def changed(loader: Any, **values: Any) -> Iterator[None]:
+    """Change attributes of a loader while an iterator is made inside."""
+    before = {name: getattr(loader, name) for name in values}
+    for name, value in values.items():
+        setattr(loader, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(loader, name, value)
 
-    Draws of a data set move no generator that the script sees: these stay equal on all ranks.
+
+class Fetching:
+    """Iterators of loaders over this rank's rows.
+
+    The script's generators stay equal on all ranks, whatever the data set draws.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        # of the iterator that is being made: the thread that makes it, its index sampler
+        # the thread that is making an iterator, and the index sampler for it
         self.starting: tuple[int, Any] | None = None
         self.moved = ""  # what the last fetch in this process drew from
-        self._own: Generators | None = None  # this rank's stream, for data sets that draw
-        self.outside: DrawWatch | None = None  # where the script's generators were before a fetch
-        self._begun: DrawWatch | None = None  # where those were that the fetch began with
+        self._own_stream: Generators | None = None  # the state of this rank's own stream
+        self.outside: DrawWatch | None = None  # the script's generators before a fetch
+        self._begun: DrawWatch | None = None  # the generators for that fetch
 
     def start(
         self,
         loader: Any,
         make: Callable[[], Any],
-        draws: bool,
+        own_draws: bool,
         watched: list[Access] | None = None,
-        still: bool = False,
+        never_draws: bool = False,
         sampler: RowSampler | None = None,
     ) -> Any:
-        """Make the loader's iterator, over this rank's rows of every batch.
+        """Make the loader's iterator over this rank's rows of every batch.
 
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
-            draws: Whether each rank is to draw its own numbers.
-            watched: The generators beside those that all code shares. If it is given, batches of
-                workers that drew come as `Drawn`.
-            still: Whether it is certain that nothing is drawn.
-            sampler: One of `rows`, else a new one.
+            own_draws: Whether each rank draws numbers of its own.
+            watched: Generators besides the global ones; if given, workers wrap a batch that drew
+                in `DrawingBatch`.
+            never_draws: Whether the data set is known to draw nothing.
+            sampler: A sampler from `rows`; by default a new one.
         """
-        sampler = self.rows(loader) if sampler is None else sampler  # one may have no length
-        here, context = loader.num_workers == 0 and not still, self.run.group.context
+        sampler = self.rows(loader) if sampler is None else sampler  # a sampler may be falsy
+        here, context = loader.num_workers == 0 and not never_draws, self.run.group.context
 
         def before_fetch() -> None:
             if here and context.on_script_thread():
                 self.outside = self._begun = DrawWatch(watched or [])
-                if draws:
-                    self._draw_apart()
+                if own_draws:
+                    self._use_own_stream()
                     self._begun = DrawWatch(watched or [])
 
         sampler.before_fetch = before_fetch
-        with ExitStack() as undo:
-            undo.enter_context(self.sampled(sampler))
-            undo.enter_context(self._fewer_workers(loader))
-            if draws:
-                undo.enter_context(self._own_seeds(loader))
-            if watched is not None and loader.num_workers:
-                undo.enter_context(noticed(loader))
+        changes = self._workers(loader)
+        if own_draws:
+            changes["generator"] = self._own_seeds(loader)
+        if watched is not None and loader.num_workers:
+            watching = WatchingCollate(loader)
+            changes |= {"collate_fn": watching, "worker_init_fn": watching.begin}
+        with self.sampled(sampler), changed(loader, **changes):
             return make()
 
     def rows(self, loader: Any) -> RowSampler:
-        """Return a sampler of this rank's rows of the loader's batches."""
+        """Return a sampler of this rank's rows."""
         world = self.run.world
         return RowSampler(loader.batch_sampler, world.world_size, world.rank)
 
     @contextmanager
     def sampled(self, sampler: Any) -> Iterator[None]:
-        """Have an iterator that this thread makes inside take its indices from this sampler."""
+        """Use this sampler for an iterator that the current thread makes inside."""
         self.starting = None if sampler is None else (get_ident(), sampler)
         try:
             yield
@@ -172,10 +185,7 @@ class Fetching:
             self.starting = None
 
     def index_sampler(self, plain: property) -> property:
-        """Return a property: our sampler while an iterator is made, else the script's.
-
-        So `len(loader)` is that of one process.
-        """
+        """Return the property that gives our sampler only while an iterator is being made."""
 
         def index_sampler(loader: Any) -> Any:
             starting, thread = self.starting, get_ident()
@@ -186,15 +196,13 @@ class Fetching:
         return property(index_sampler)
 
     def fetch(self, inner: Any, keep: bool = False) -> Any:
-        """Fetch the next batch, with modules in the data set plain, and put the generators back.
+        """Fetch the next batch, with modules in the data set not sharded.
 
-        Args:
-            inner: The loader's iterator.
-            keep: Leave the generators where they are.
+        Afterwards restore the generators, unless `keep` is set.
         """
         self.outside, self.moved = None, ""
         if not self.run.group.context.on_script_thread():
-            # what the script does meanwhile must not be plain, nor its draws undone
+            # another thread's modules and draws would be affected
             return next(inner)
         try:
             with self.run.view.context.within(Code.PLAIN):
@@ -203,15 +211,15 @@ class Fetching:
             if self.outside is not None and self._begun is not None:
                 self.moved = self._begun.moved()
                 if self._begun is not self.outside:
-                    self._own = Generators()
+                    self._own_stream = Generators()
                     self.outside.put_back()
                 elif self.moved and not keep:
                     self.outside.put_back()
 
-    def _draw_apart(self) -> None:
-        """Go to this rank's own stream of numbers."""
-        if self._own is not None:
-            self._own.put_back()
+    def _use_own_stream(self) -> None:
+        """Set the generators to this rank's own stream."""
+        if self._own_stream is not None:
+            self._own_stream.put_back()
             return
         seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
         random.seed(seed)
@@ -219,33 +227,23 @@ class Fetching:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
 
-    @contextmanager
-    def _fewer_workers(self, loader: Any) -> Iterator[None]:
-        """Divide the workers over the node's ranks.
+    def _workers(self, loader: Any) -> dict[str, Any]:
+        """Divide the workers among the node's ranks.
 
         As many batches are requested ahead as in one process, since a sampler may draw random
         numbers between two batches.
         """
-        before, ahead = loader.num_workers, loader.prefetch_factor
-        if before:
-            ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
-            least = min(before, max(-(-before // ranks), cores // ranks))
-            workers = next(n for n in range(least, before + 1) if before % n == 0)
-            loader.num_workers, loader.prefetch_factor = workers, ahead * before // workers
-        try:
-            yield
-        finally:
-            loader.num_workers, loader.prefetch_factor = before, ahead
+        workers, ahead = loader.num_workers, loader.prefetch_factor
+        if not workers:
+            return {}
+        ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
+        least = min(workers, max(-(-workers // ranks), cores // ranks))
+        fewer = next(n for n in range(least, workers + 1) if workers % n == 0)
+        return {"num_workers": fewer, "prefetch_factor": ahead * workers // fewer}
 
-    @contextmanager
-    def _own_seeds(self, loader: Any) -> Iterator[None]:
-        """Seed workers apart on each rank; the script's generator moves on as in one process."""
-        before = loader.generator
-        # on the device that torch takes
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=before)
+    def _own_seeds(self, loader: Any) -> torch.Generator:
+        """Return a generator of workers' seeds for this rank; the script's advances as usual."""
+        # on the default device, as in torch
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         seed = (int(drawn.item()) + APART * self.run.world.rank) % 2**63
-        loader.generator = torch.Generator(drawn.device).manual_seed(seed)
-        try:
-            yield
-        finally:
-            loader.generator = before
+        return torch.Generator(drawn.device).manual_seed(seed)

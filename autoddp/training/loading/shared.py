@@ -1,15 +1,13 @@
 """Loaders that the first rank of a node runs for all of its ranks.
 
-Without workers every rank has the script's own iterator, whose sampler goes on as ever; only its
-fetch is the first rank's. With workers, which that rank alone has, the others have an iterator that
-takes from their own sampler as often as the first rank's does.
+Without workers, every rank runs the script's iterator and sampler, and only the first rank fetches.
+With workers, which only the first rank has, the others step their own sampler as often as it does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +19,10 @@ from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.loading.generators import Generators
 from autoddp.training.loading.link import NodeLink, connect
-from autoddp.training.loading.message import Unfit
+from autoddp.training.loading.message import NotTransferable
 from autoddp.training.loading.plan import Plan
-from autoddp.training.loading.sampling import Fetching
-from autoddp.training.loading.shared_pass import YOURSELF, SharedPass
+from autoddp.training.loading.sampling import Fetching, changed
+from autoddp.training.loading.shared_pass import LOAD_IT, SharedPass
 from autoddp.training.loading.watch import OWN, Access, DrawWatch
 
 if TYPE_CHECKING:
@@ -32,167 +30,173 @@ if TYPE_CHECKING:
 
 
 class SharedIterator(LoaderIterator):
-    """The iterator of a loader that is shared.
+    """The iterator of a shared loader.
 
     Attributes:
         shared: The pass.
-        pins: The device that batches are pinned for, each rank its own; empty where none are.
+        pin_to: The device for which each rank pins batches; empty for none.
+        sends: Whether it sends the batches of its workers, as on the first rank.
     """
 
-    def __init__(self, inner: Any, shared: SharedPass, pins: str) -> None:
+    def __init__(self, inner: Any, shared: SharedPass, pin_to: str, sends: bool = False) -> None:
         super().__init__(inner)
-        self.shared, self.pins = shared, pins
+        self.shared, self.pin_to, self.sends = shared, pin_to, sends
+
+    def __next__(self) -> Any:
+        if not self.sends:
+            return next(self.inner)
+        shared = self.shared
+        shared.requested += 1
+        with shared.acting():
+            before = shared.states()
+            try:
+                return shared.send_batch(next(self.inner), before, True)
+            except NotTransferable as refusal:
+                refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
+                shared.send_error(refused, before)
+                raise refused from None
+            except (Exception, SystemExit) as error:
+                shared.send_error(error, before)
+                raise
 
 
 class Sharing:
-    """The loaders of one rank that are shared; ranks connect when the first of them is."""
+    """The shared loaders of one rank; ranks connect at the first of them."""
 
-    def __init__(self, run: Run, fetching: Fetching, part: Callable[[str, str], None]) -> None:
+    def __init__(self, run: Run, fetching: Fetching, report: Callable[[str, str], None]) -> None:
         self.run, self.fetching = run, fetching
-        self.part = part  # called with the loader's place where every rank has to load, and why
+        self.report = report  # called with a loader's name and why every rank loads
         self.link: NodeLink | None = None
-        self.alone = ""  # why the ranks of this node cannot share
-        self._begun: SharedPass | None = None  # that of the iterator that is being made
+        self.alone = ""  # why the ranks of this node cannot connect
+        self._begun: SharedPass | None = None  # of the iterator that is being made
 
     def connect(self) -> str:
-        """Connect all ranks of each node; return why that cannot be, in words, or nothing."""
+        """Connect the ranks of each node; return the reason if they cannot, else nothing."""
         if self.link is None and not self.alone:
             self.link = connect(self.run)
             if self.link is None:
-                self.alone = "its ranks do not reach each other's sockets"
+                self.alone = "the ranks of a node cannot connect to each other"
         return self.alone
 
     def close(self) -> None:
-        """Close the connections when the session ends."""
+        """Close the connections, if there are any."""
         if self.link is not None:
             self.link.close()
 
     def start(self, loader: Any, make: Callable[[], Any], plan: Plan, sampler: Any) -> Any:
-        """Return an iterator that gives every rank of the node what the first one's loader gives.
+        """Return an iterator that gives all ranks of the node the batches of the first one.
 
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
             plan: The loader's plan.
-            sampler: Where indices come from, if not from the loader's own.
+            sampler: Replaces the loader's index sampler if it is given.
         """
-        with self._pinning_later(loader) as pins, self.fetching.sampled(sampler):
+        pins = loader.pin_memory and torch.accelerator.is_available()
+        device = torch_internals.accelerator() if pins else None
+        pin_to = "" if device is None else device.type
+        # each rank pins its own memory, after the batch was sent
+        unpinned = changed(loader, pin_memory=loader.pin_memory and not pins)
+        with unpinned, self.fetching.sampled(sampler):
             shared = self._begun = self._begin(loader, plan)
             try:
                 inner = make()
             finally:
                 self._begun = None
         if not loader.num_workers:
-            return self._without(inner, shared, plan, pins)
-        return SharedIterator(Leading(inner, shared) if shared.is_first else inner, shared, pins)
+            return self._without(inner, shared, plan, pin_to)
+        return SharedIterator(inner, shared, pin_to, sends=shared.is_first)
 
     def take_over(self, loader: Any, inner: Any, plan: Plan) -> SharedIterator:
-        """Go on with an iterator without workers, of which nothing was given to the script yet."""
-        pins = (inner._pin_memory and inner._pin_memory_device) or ""
+        """Continue an iterator without workers that has given no batch to the script yet."""
+        pin_to = (inner._pin_memory and inner._pin_memory_device) or ""
         inner._pin_memory = False
-        return self._without(inner, self._begin(loader, plan), plan, pins)
+        return self._without(inner, self._begin(loader, plan), plan, pin_to)
 
-    def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
-        """Make the iterator of `DataLoader.__iter__`: on ranks that have no workers, ours."""
+    def follower(self, loader: Any, make: Callable[[], Any]) -> Any:
+        """Make the iterator of a loader; on ranks without workers one that follows the first."""
         shared = self._begun
         here = self.run.view.context.on_script_thread() and loader.num_workers
         if shared is None or shared.is_first or not here:
-            return plain()
-        return Follower(loader, lambda: self._begun)
+            return make()
+        return FollowerIterator(loader, lambda: self._begun)
 
-    def _without(self, inner: Any, shared: SharedPass, plan: Plan, pins: str) -> SharedIterator:
-        part = functools.partial(self.part, plan.where)
-        inner._dataset_fetcher = SharedFetch(shared, inner._dataset_fetcher, plan.own, part)
-        return SharedIterator(inner, shared, pins)
+    def _without(self, inner: Any, shared: SharedPass, plan: Plan, pin_to: str) -> SharedIterator:
+        report, fetch = functools.partial(self.report, plan.where), inner._dataset_fetcher
+        inner._dataset_fetcher = SharedFetch(shared, fetch, plan.generators, report)
+        return SharedIterator(inner, shared, pin_to)
 
     def _begin(self, loader: Any, plan: Plan) -> SharedPass:
         assert self.link is not None
         batched = loader._auto_collation and loader.collate_fn is default_collate
         return SharedPass(self.run, self.link, plan.where, batched)
 
-    @contextmanager
-    def _pinning_later(self, loader: Any) -> Iterator[str]:
-        """Pin no batches before they are handed over; yield the device for which to pin them then.
-
-        Pinned memory is each process's own. The device is empty where nothing is to be pinned.
-        """
-        if not loader.pin_memory or not torch.accelerator.is_available():
-            yield ""
-            return
-        device = torch_internals.accelerator()
-        loader.pin_memory = False
-        try:
-            yield device.type if device is not None else ""
-        finally:
-            loader.pin_memory = True
-
 
 class SharedFetch:
-    """The fetch of a loader without workers: on the first rank the real one, else what it gave."""
+    """The fetch of a loader without workers: on the first rank its own, else by the link."""
 
     def __init__(
-        self, shared: SharedPass, real: Any, own: list[Access], part: Callable[[str], object]
+        self, shared: SharedPass, real: Any, own: list[Access], report: Callable[[str], object]
     ) -> None:
-        self.shared, self.real, self.part = shared, real, part
-        self.once = isinstance(real.dataset, IterableDataset)  # read from its beginning only
+        self.shared, self.real, self.report = shared, real, report
+        self.once = isinstance(real.dataset, IterableDataset)  # it can only be read from the start
         self.own = [] if self.once else own
-        self.each = False  # whether all have to load
+        self.loads_itself = False  # whether every rank loads
 
     def fetch(self, index: Any) -> Any:
-        """Fetch as the script's own does, and tell the others, or take what was told."""
+        """Fetch and send a batch on the first rank; receive it on the others."""
         shared = self.shared
-        shared.asked += 1
+        shared.requested += 1
         with shared.context.internal():
-            if not self.each and shared.is_first:
+            if not self.loads_itself and shared.is_first:
                 with shared.acting():
-                    return self._give(index)
-            if not self.each:
-                kind, said = shared.hear()
-                if kind != YOURSELF:
-                    return shared.taken(kind, said)
-                self._load(said)
+                    return self._fetch_and_send(index)
+            if not self.loads_itself:
+                kind, payload = shared.receive()
+                if kind != LOAD_IT:
+                    return shared.unpack(kind, payload)
+                self._fall_back(payload)
             return self.real.fetch(index)
 
-    def _give(self, index: Any) -> Any:
+    def _fetch_and_send(self, index: Any) -> Any:
         before = self.shared.states()
         watch = DrawWatch(self.own) if self.own and before is not None else None
         try:
             batch = self.real.fetch(index)
         except (Exception, SystemExit) as error:
-            self.shared.fail(error, before)
+            self.shared.send_error(error, before)
             raise
         if watch is not None and watch.moved() == OWN:
-            return self._leave(OWN, batch)
-        return self.give(batch, before)
+            self._fall_back(OWN)
+            return batch
+        return self.send_batch(batch, before)
 
-    def give(self, batch: Any, before: Generators | None) -> Any:
-        """Give a batch to the others, or have them fetch it, too."""
+    def send_batch(self, batch: Any, before: Generators | None) -> Any:
+        """Send a batch to the other ranks; if it cannot be sent, they fetch it themselves."""
         try:
-            return self.shared.give(batch, before, False)
-        except Unfit as unfit:
-            return self._leave(str(unfit), batch)
+            return self.shared.send_batch(batch, before, False)
+        except NotTransferable as refusal:
+            self._fall_back(str(refusal))
+            return batch
 
-    def _leave(self, reason: str, batch: Any) -> Any:
-        self.each = True
-        self.part(reason)
-        self.shared.tell(YOURSELF, reason)
-        return batch
-
-    def _load(self, reason: str) -> None:
-        """Load this batch, and all that follow, on this rank, too."""
-        if self.once and self.shared.asked > 1:
-            raise Disagreement(f"{self.shared.where}: {reason}; run with --loading each")
-        self.each = True
-        self.part(reason)
+    def _fall_back(self, reason: str) -> None:
+        """Load this batch and all that follow on every rank."""
+        shared = self.shared
+        if self.once and shared.requested > 1 and not shared.is_first:
+            raise Disagreement(f"{shared.where}: {reason}; run with --loading each")
+        self.loads_itself = True
+        self.report(reason)
+        if shared.is_first:
+            shared.notify(LOAD_IT, reason)
 
 
-class Follower(_BaseDataLoaderIter):
-    """The iterator of a loader with workers on the other ranks: it has a sampler and no workers."""
+class FollowerIterator(_BaseDataLoaderIter):
+    """The iterator of a loader with workers on ranks other than the first: it has no workers."""
 
     def __init__(self, loader: Any, begun: Callable[[], SharedPass | None]) -> None:
         super().__init__(loader)
         self._begun = begun
-        # an iterable's sampler says always the same
+        # the sampler of an iterable data set yields nothing but None
         self._steps = not isinstance(loader.dataset, IterableDataset)
         self._reset(loader, True)
 
@@ -205,34 +209,11 @@ class Follower(_BaseDataLoaderIter):
             self._step()
 
     def _next_data(self) -> Any:
-        self._shared.asked += 1
-        heard = self._shared.hear()
-        self._step()  # an error of the sampler is this rank's own
-        return self._shared.taken(*heard)
+        self._shared.requested += 1
+        answer = self._shared.receive()
+        self._step()  # raises here if the sampler does
+        return self._shared.unpack(*answer)
 
     def _step(self) -> None:
         if self._steps:
             next(self._sampler_iter, None)
-
-
-class Leading(LoaderIterator):
-    """The iterator of a loader with workers on the first rank."""
-
-    def __init__(self, inner: Any, shared: SharedPass) -> None:
-        super().__init__(inner)
-        self.shared = shared
-
-    def __next__(self) -> Any:
-        shared = self.shared
-        shared.asked += 1
-        with shared.acting():
-            before = shared.states()
-            try:
-                return shared.give(next(self.inner), before, True)
-            except Unfit as unfit:
-                refused = Disagreement(f"{shared.where}: {unfit}; run with --loading each")
-                shared.fail(refused, before)
-                raise refused from None
-            except (Exception, SystemExit) as error:
-                shared.fail(error, before)
-                raise

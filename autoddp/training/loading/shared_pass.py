@@ -1,4 +1,4 @@
-"""One pass over a loader that the first rank of a node loads for all of its ranks."""
+"""One pass over a loader that the first rank of a node runs for all of its ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from autoddp.training.loading.link import NodeLink
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-BATCH, RAISED, YOURSELF = "batch", "raised", "yourself"
+BATCH, RAISED, LOAD_IT = "batch", "raised", "yourself"
 
 
 @dataclass
 class LocalBatch:
-    """One rank's rows of a batch of tensors.
+    """One rank's rows of a batch.
 
     Attributes:
-        rows: The batch, of these rows.
-        per_rank: How many rows each rank has.
+        rows: The batch, narrowed to these rows.
+        per_rank: The number of rows on each rank.
         whole: The whole batch, on the rank that loaded it.
     """
 
@@ -43,117 +43,118 @@ class SharedPass:
 
     Attributes:
         where: The loader, in words.
-        batched: Whether torch's own function makes the batches, of which a rank takes its rows.
-        messages: What the first rank has sent, and nobody has taken yet.
-        asked: How often the script has asked for a batch.
+        batched: Whether torch's default collate function makes the batches, so that rows are sent.
+        messages: Received messages that were not read yet.
+        requested: How many batches the script has requested.
     """
 
     def __init__(self, run: Run, link: NodeLink, where: str, batched: bool) -> None:
         self.run, self.link, self.where, self.batched = run, link, where, batched
         self.context, self.is_first = run.group.context, link.is_first
         self.messages: deque[Any] = deque()
-        self.asked = 0
+        self.requested = 0
         self.number = link.begin(self)
 
     def states(self) -> Generators | None:
-        """Return the states of generators; None in a thread of the script's: another may draw."""
-        return Generators() if self._at_home() else None
+        """Return a snapshot of the generators; None in a thread, as others may draw meanwhile."""
+        return Generators() if self._on_script_thread() else None
 
     # ---- the first rank
 
-    def give(self, batch: Any, before: Generators | None, apart: bool) -> Any:
-        """Give a batch to all others, and return this rank's own.
+    def send_batch(self, batch: Any, before: Generators | None, from_worker: bool) -> Any:
+        """Send a batch to all others, and return this rank's own part.
 
         Args:
-            batch: What the loader gave.
-            before: The states of generators before it did.
-            apart: Whether it comes from another process.
+            batch: The batch of the loader.
+            before: The states of generators before it was loaded.
+            from_worker: Whether it comes from a worker process.
 
         Raises:
-            Unfit: The batch cannot be handed over.
+            NotTransferable: The batch cannot be sent.
         """
         moved, size = _moved(before), self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
-            message = self.number, (BATCH, self.asked, (batch, moved))
-            self._send(lambda rank: message, apart)
+            self._send(BATCH, lambda rank: (batch, moved), from_worker)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
 
         def rows(rank: int) -> LocalBatch:
             first = sum(per_rank[:rank])
-            mine = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
-            return LocalBatch(mine, per_rank)
+            local = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
+            return LocalBatch(local, per_rank)
 
-        self._send(
-            lambda rank: (self.number, (BATCH, self.asked, (rows(rank), moved))), apart, apart
-        )
+        self._send(BATCH, lambda rank: (rows(rank), moved), from_worker, from_worker)
         own = rows(self.run.world.rank)
         own.whole = batch
         return own
 
-    def fail(self, error: BaseException, before: Generators | None) -> None:
-        """Tell all others what was raised."""
-        self.tell(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
+    def send_error(self, error: BaseException, before: Generators | None) -> None:
+        """Send an error to all others."""
+        self.notify(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
 
-    def tell(self, kind: str, said: Any) -> None:
-        """Tell all others what became of what the script asks for, if that is no batch."""
-        message = self.number, (kind, self.asked, said)
-        self._send(lambda rank: message, False)
+    def notify(self, kind: str, payload: Any) -> None:
+        """Send all others another answer than a batch."""
+        self._send(kind, lambda rank: payload)
 
-    def _send(self, said: Any, apart: bool, mapped: bool = False) -> None:
-        with self.at(MEETING, "until the other ranks of the node have taken theirs"):
-            self.link.send(said, apart, mapped)
+    def _send(
+        self, kind: str, payload: Any, from_worker: bool = False, mapped: bool = False
+    ) -> None:
+        number, requested = self.number, self.requested
+        with self.at(MEETING, "until the other ranks of the node have received theirs"):
+            self.link.send(
+                lambda rank: (number, (kind, requested, payload(rank))), from_worker, mapped
+            )
 
     # ---- the others
 
-    def hear(self) -> tuple[str, Any]:
-        """Wait for what became of what was asked for last: its kind, and what was said of it.
+    def receive(self) -> tuple[str, Any]:
+        """Wait for the answer to the last request: its kind and its payload.
 
         Raises:
-            StopIteration: The job is over, and a thread of the script's reads ahead.
+            StopIteration: The job has ended, and a thread of the script reads ahead.
         """
         with self.at(EFFECT, self._words()):
             while True:
                 try:
-                    kind, number, said = self.link.hear(self)
+                    kind, number, payload = self.link.receive(self)
                 except RankEnded:
-                    if self._at_home():
+                    if self._on_script_thread():
                         raise
                     raise StopIteration from None
-                if number == self.asked:  # else an interrupt has kept the script from it
-                    return kind, said
-                if number > self.asked:
+                if number == self.requested:  # else it is of an interrupted request
+                    return kind, payload
+                if number > self.requested:
                     raise Disagreement(f"rank {self.link.first} was interrupted in {self._words()}")
 
-    def taken(self, kind: str, said: Any) -> Any:
-        """Return the batch, or raise what the first rank raised; generators are as there then."""
-        found, states = said
+    def unpack(self, kind: str, payload: Any) -> Any:
+        """Return the batch or raise the error, with the generators as on the first rank."""
+        found, states = payload
         if states is not None:
             states.put_back()
         return Outcome.from_bytes(found).unwrap() if kind == RAISED else found
 
-    # ---- for those who watch the job
+    # ---- for monitoring
 
-    def _at_home(self) -> bool:
+    def _on_script_thread(self) -> bool:
         return self.context.is_rank() and self.context.on_script_thread()
 
     def at(self, kind: str, words: str) -> AbstractContextManager[None]:
-        """Show what this rank is in the midst of."""
-        if not self._at_home():
+        """Show what this rank waits for or does."""
+        if not self._on_script_thread():
             return nullcontext()
         return self.run.group.position.at(kind, words)
 
     def acting(self) -> AbstractContextManager[None]:
-        """Show that the first rank does in here what the others wait for."""
+        """Show that the first rank does what the others wait for."""
         return self.at(ACTING, self._words())
 
     def _words(self) -> str:
-        return f"batch {self.asked} of {self.where}, loaded by rank {self.link.first}"
+        return f"batch {self.requested} of {self.where}, loaded by rank {self.link.first}"
 
 
 def _moved(before: Generators | None) -> Generators | None:
-    """Return the states of generators if any has moved since."""
+    """Return the states of generators, None if nothing was drawn since `before`."""
     if before is None:
         return None
     after = Generators()
@@ -161,7 +162,7 @@ def _moved(before: Generators | None) -> Generators | None:
 
 
 def rows_of(leaves: list[Any]) -> int:
-    """Return how many rows all of these tensors have; 0 where that cannot be said."""
+    """Return the common number of rows of these tensors; 0 if there is none."""
     plain = all(type(x) is Tensor and x.dim() and x.layout is torch.strided for x in leaves)
     sizes = {x.shape[0] for x in leaves} if plain else set()
     return int(sizes.pop()) if len(sizes) == 1 else 0

@@ -1,4 +1,4 @@
-"""The states of all random generators that a fetch may move, looked at before and after it."""
+"""The states of all random generators that a data set may use, compared around a fetch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,24 +13,24 @@ from typing import Any, NamedTuple
 import torch
 
 from autoddp.comm.accelerator import CPU
-from autoddp.training.loading.generators import Generators, alike
+from autoddp.training.loading.generators import Generators, equal_states
 
 DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
 
 
 class Access(NamedTuple):
-    """A generator, and the two functions that read and set its state."""
+    """A generator, with functions that get and set its state."""
 
-    of: Any
+    generator: Any
     get: Callable[[], Any]
-    put: Callable[[Any], Any]
+    restore: Callable[[Any], Any]
 
 
 def own_generators(dataset: Any) -> list[Access]:
-    """Return the generators that are objects: of the data set, the script or a library.
+    """Return the generators that are objects of the data set, the script or a library.
 
-    Those of `random`, numpy and torch that all code shares are none of them.
+    They do not include the global ones of `random`, numpy and torch.
     """
     kinds: set[type] = {random.Random, torch.Generator}
     shared: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
@@ -40,15 +39,15 @@ def own_generators(dataset: Any) -> list[Access]:
         kinds |= {numpy.random.Generator, numpy.random.RandomState}
         shared.append(numpy.random.rand.__self__)
     held = getattr(dataset, "__dict__", {}).values()
-    # chained: a list that they were put into would be among them, and a cycle
-    found = {id(x): x for x in chain(held, _everything(kinds)) if type(x) in kinds}
+    # no list of them, which the search itself would find
+    found = {id(x): x for x in chain(held, _live_objects(kinds)) if type(x) in kinds}
     return [_access(x) for x in found.values() if not any(x is each for each in shared)]
 
 
-def _everything(kinds: set[type]) -> Iterator[Any]:
-    """Yield the objects of these types: the collector's, and those that only these refer to.
+def _live_objects(kinds: set[type]) -> Iterator[Any]:
+    """Yield the live objects of these types.
 
-    The collector knows no torch.Generator, and no dict of such values alone.
+    The garbage collector does not track torch.Generator, nor dicts whose values are all untracked.
     """
     objects = gc.get_objects()
     for x in chain(objects, gc.get_referents(*objects)):
@@ -64,96 +63,86 @@ def _access(x: Any) -> Access:
         return Access(x, x.getstate, x.setstate)
     if isinstance(x, torch.Generator):
 
-        def put(state: bytes) -> None:
+        def restore(state: bytes) -> None:
             x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
 
-        return Access(x, lambda: x.get_state().numpy().tobytes(), put)
+        return Access(x, lambda: x.get_state().numpy().tobytes(), restore)
     if hasattr(x, "bit_generator"):
         bits = x.bit_generator
         return Access(x, lambda: bits.state, lambda state: setattr(bits, "state", state))
     return Access(x, lambda: x.get_state(legacy=False), x.set_state)
 
 
-def one_was_made(since: list[Access], dataset: Any) -> bool:
-    """Return whether there are generators that were not `since`: what they gave, nobody can say.
+def new_generators_exist(since: list[Access], dataset: Any) -> bool:
+    """Return whether there are generators that are not in `since`, so that they may have drawn.
 
-    A sampler of torch's makes some of torch's, so of these only the data set's own count.
+    torch's samplers create torch.Generators: of these only the data set's own count.
     """
-    known, held = {id(x.of) for x in since}, {*map(id, getattr(dataset, "__dict__", {}).values())}
-    made = [x.of for x in own_generators(dataset) if id(x.of) not in known]
+    known = {id(x.generator) for x in since}
+    held = {*map(id, getattr(dataset, "__dict__", {}).values())}
+    made = [x.generator for x in own_generators(dataset) if id(x.generator) not in known]
     return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
 
 
 class DrawWatch:
-    """All generators at one moment: those that all code shares, and objects that were found."""
+    """A snapshot of the global generators, and of those that are objects."""
 
     def __init__(self, own: list[Access]) -> None:
         self.shared = Generators()
         self.own = [(access, access.get()) for access in own]
 
     def moved(self) -> str:
-        """Say what was drawn from since, in words, or nothing."""
-        if not all(alike(access.get(), state) for access, state in self.own):
+        """Return what was drawn from since, in words; empty for nothing."""
+        if not all(equal_states(access.get(), state) for access, state in self.own):
             return OWN
         return "" if self.shared.same(Generators()) else DRAWS
 
     def put_back(self) -> None:
-        """Set every generator back to its state at that moment."""
+        """Restore the states of all generators."""
         self.shared.put_back()
         for access, state in self.own:
-            access.put(state)
+            access.restore(state)
 
 
 # ---- in worker processes
 
 
 @dataclass
-class Drawn:
-    """A batch whose samples drew random numbers; from what, in words."""
+class DrawingBatch:
+    """A batch whose samples drew random numbers, and their source in words."""
 
     batch: Any
-    said: str
+    source: str
 
 
-class Noticing:
-    """A collate function for worker processes that says so when a generator has moved."""
+class WatchingCollate:
+    """A collate function for worker processes that watches the generators."""
 
     def __init__(self, loader: Any) -> None:
-        self.collate, self.plain_begin = loader.collate_fn, loader.worker_init_fn
+        self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
         self.before: DrawWatch | None = None
-        self.own: list[Access] | None = None  # up to the first batch
+        self.own: list[Access] | None = None  # None after the first batch
 
     def __call__(self, samples: Any) -> Any:
-        """Collate the batch; the first time that a generator has moved, wrap it in `Drawn`."""
+        """Collate a batch; wrap the first one for which a generator advanced in `DrawingBatch`."""
         batch = self.collate(samples)
         moved = self.before.moved() if self.before is not None else ""
         if self.own is not None and not moved:
-            moved = DRAWS if one_was_made(self.own, _dataset()) else ""
+            moved = DRAWS if new_generators_exist(self.own, _dataset()) else ""
         self.own = None
         if not moved:
             return batch
         self.before = None
-        return Drawn(batch, moved)
+        return DrawingBatch(batch, moved)
 
     def begin(self, number: int) -> None:
-        """Begin a worker as the script does, then note where the generators begin."""
-        if self.plain_begin is not None:
-            self.plain_begin(number)
+        """Initialise a worker as the script does, then take a snapshot of the generators."""
+        if self.worker_init is not None:
+            self.worker_init(number)
         self.own = own_generators(_dataset())
         self.before = DrawWatch(self.own)
 
 
 def _dataset() -> Any:
-    """Return the data set of this worker process."""
+    """Return the data set of the current worker process."""
     return getattr(torch.utils.data.get_worker_info(), "dataset", None)
-
-
-@contextmanager
-def noticed(loader: Any) -> Iterator[None]:
-    """Have workers of an iterator that is made inside say so when a generator has moved."""
-    noticing = Noticing(loader)
-    loader.collate_fn, loader.worker_init_fn = noticing, noticing.begin
-    try:
-        yield
-    finally:
-        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.plain_begin

@@ -1,4 +1,4 @@
-"""The roots of a backward that starts from rows."""
+"""Backward passes that start from sharded or partial tensors."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.view.rules.operands import UNCLEAR, local_operand
+from autoddp.view.rules.operands import MISALIGNED, local_operand
 from autoddp.view.rules.partial import unread
 from autoddp.view.sharded_tensor import full, is_sharded
-from autoddp.view.table import computed
+from autoddp.view.table import uncached_rule
 
 
 def listed(x: Any) -> list[Any]:
-    """Return one tensor, several or none as a list."""
+    """Return one tensor, several or None as a list."""
     return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
 
 
 def roots(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Return the roots and gradients with which this rank starts a backward.
+    """Return the roots and gradients from which this rank starts a backward pass.
 
-    A root of rows, or of a sum, is this rank's part of it, at N times the gradient, for N ranks.
+    For a sharded or partial root these are its local tensor and N times the gradient, for N ranks.
     """
     outs, seeds = listed(tensors), listed(grads)
     seeds += [None] * (len(outs) - len(seeds))
-    mine = [_root(out, seed) for out, seed in zip(outs, seeds, strict=True)]
-    return [root for root, _ in mine], [seed for _, seed in mine]
+    local = [_root(out, seed) for out, seed in zip(outs, seeds, strict=True)]
+    return [root for root, _ in local], [seed for _, seed in local]
 
 
 def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
@@ -38,19 +38,19 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
     if is_sharded(out):
         times = out.sizes.view.group.size
         if seed is None:
-            return out.local, None  # refused by torch, as of the whole: it is no scalar
-        mine = local_operand(seed, out.sizes, out.shard_dim, out.dim())
-        if mine is UNCLEAR:
+            return out.local, None  # torch refuses it, as it is no scalar
+        local = local_operand(seed, out.sizes, out.shard_dim, out.dim())
+        if local is MISALIGNED:
             raise RuntimeError(
-                f"a gradient of shape {tuple(seed.shape)} for rows of {tuple(out.shape)}"
+                f"a gradient of shape {tuple(seed.shape)} for a batch of {tuple(out.shape)}"
             )
-        return out.local, mine * times
+        return out.local, local * times
     return full(out), full(seed)
 
 
-@computed("backward")
+@uncached_rule("backward")
 def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run `loss.backward()`, which needs no value of the loss."""
+    """Compute `loss.backward()`, without reducing the loss."""
     names = ("gradient", "retain_graph", "create_graph", "inputs")
     given = dict(zip(names, args[1:], strict=False)) | kwargs
     torch.autograd.backward(args[0], given.pop("gradient", None), **given)

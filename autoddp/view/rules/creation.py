@@ -1,4 +1,4 @@
-"""New tensors like a sharded one: constant, or drawn for the whole batch."""
+"""Creation of tensors like a sharded one, constant or random."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from autoddp.view.draws import FILL, LIKE, DrawingCall
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import part
+from autoddp.view.redistribute import shard
 from autoddp.view.rules.operands import any_sharded, arguments
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
-from autoddp.view.table import computed, rule
+from autoddp.view.table import rule, uncached_rule
 
 
 @rule("ones_like", "zeros_like", "full_like", "empty_like")
 def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Make a new tensor of the batch's shape, sharded as the batch is."""
+    """Create a tensor with the shape and placement of the batch."""
     me, *rest = args
     if not is_sharded(me) or any_sharded(rest) or kwargs.get("requires_grad"):
         return NotImplemented
@@ -27,21 +27,21 @@ def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
 def new(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Make a replicated tensor, of nothing but a size, a dtype and a device."""
+    """Create a replicated tensor of the dtype and device of the batch."""
     me, *rest = args
     if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
         return NotImplemented
     return LocalCall(args, kwargs, None)
 
 
-# name -> how many dimensions an input has whose first one is the batch (None: any)
+# name -> number of dimensions of a batched input (None: any)
 CHANNELS = {"dropout1d": 3, "dropout2d": None, "dropout3d": 5}
 CHANNELS |= {"feature_alpha_dropout": None, "feature_dropout": None}
 
 
 @rule("dropout", "alpha_dropout", *CHANNELS)
 def dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Draw the mask of the whole batch; without training the input itself is returned."""
+    """Draw the mask of the whole batch; without training return the input."""
     given = arguments(func, args, kwargs)
     me, name = given.get("input"), func.__name__
     if not is_sharded(me):
@@ -50,15 +50,15 @@ def dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not given.get("training", given.get("train")) or not given["p"]:
         return LocalCall(args, kwargs, me.placement, aliases=True, in_place=writes)
     if name in CHANNELS and (me.dim() < 2 or me.shard_dim > 1):
-        return NotImplemented  # the mask has no rows
+        return NotImplemented  # the mask is not sharded
     if CHANNELS.get(name) not in (None, me.dim()):
-        return NotImplemented  # without a batch a dimension is put in front
+        return NotImplemented  # an input without a batch
     return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
 
 
 @rule(*LIKE, *FILL)
 def noise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Draw noise as one process does, so that every generator is as there afterwards."""
+    """Draw noise for the whole batch, so that all generators advance as in one process."""
     me, *rest = args
     if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
         return NotImplemented
@@ -68,14 +68,14 @@ def noise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
 
 
-@computed("bernoulli", "multinomial")
-def of_probabilities(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Draw by the probabilities of all rows, and keep this rank's rows."""
+@uncached_rule("bernoulli", "multinomial")
+def sample(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Draw by the probabilities of the whole batch, and return this rank's rows."""
     me = args[0] if args else None
     if not is_sharded(me) or any_sharded([*args[1:], *kwargs.values()]) or "out" in kwargs:
         return NotImplemented
     if func.__name__ == "multinomial" and (me.dim() < 2 or me.shard_dim):
-        return NotImplemented  # one distribution goes along the batch
+        return NotImplemented  # a distribution along the batch
     me.spec.view.gathered(func.__name__, me.numel() * me.dtype.itemsize)
-    mine = part(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
-    return ShardedTensor(mine if mine.requires_grad else mine.clone(), me.sizes, me.shard_dim)
+    local = shard(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
+    return ShardedTensor(local if local.requires_grad else local.clone(), me.sizes, me.shard_dim)

@@ -1,4 +1,4 @@
-"""Indexing that leaves the shard dimension alone, reading and writing."""
+"""Reading and writing by an index that leaves the shard dimension alone."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from autoddp.comm.accelerator import CPU
-from autoddp.view.local_call import ONCE, Const, LocalCall, LocalRows
-from autoddp.view.rules.operands import UNCLEAR, aligned, local_operand
+from autoddp.view.local_call import GATHER_ONCE, Const, LocalCall, LocalRows
+from autoddp.view.rules.operands import MISALIGNED, aligned, local_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
-MARK = 1_000_003  # a size that nothing else has
+MARK = 1_000_003  # a size that marks the shard dimension
 INDICES = (torch.int64, torch.int32, torch.bool)
-# an index as this rank has it, where it puts the batch, and how many dimensions the result has
-Own = tuple[tuple[Any, ...], int, int]
+# local index, shard dimension of the result, number of its dimensions
+LocalIndex = tuple[tuple[Any, ...], int, int]
 
 
 @rule("__getitem__")
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Index all rows and anything before or behind: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
+    """Read by an index that takes all rows: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
-    tensors = _holds_tensors(index)  # whose values and dtypes count, so that nothing is kept
-    found = _own(me, index) if is_sharded(me) else None
+    tensors = _holds_tensors(index)  # values count, so that no decision is cached
+    found = _local_index(me, index) if is_sharded(me) else None
     if found is None:
-        return ONCE if tensors else NotImplemented
+        return GATHER_ONCE if tensors else NotImplemented
     items, dim, _ = found
     if tensors:
         return ShardedTensor(me.local[items], me.sizes, dim)
@@ -35,33 +35,33 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("__setitem__")
 def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Write a number, or what belongs to the same rows, into all rows: `x[:, 0] = 1`."""
+    """Write a number, or a tensor with the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
     tensors = _holds_tensors(index)
-    found = _own(me, index) if is_sharded(me) else None
+    found = _local_index(me, index) if is_sharded(me) else None
     if found is None or isinstance(value, Partial):
-        return ONCE if tensors else NotImplemented
+        return GATHER_ONCE if tensors else NotImplemented
     items, dim, ndim = found
     if isinstance(value, Tensor):
-        value = aligned(value, me.sizes, dim, ndim) if value.dim() <= ndim else UNCLEAR
-    if value is UNCLEAR or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
-        return ONCE if tensors else NotImplemented
+        value = aligned(value, me.sizes, dim, ndim) if value.dim() <= ndim else MISALIGNED
+    if value is MISALIGNED or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
+        return GATHER_ONCE if tensors else NotImplemented
     call = LocalCall((me, Const(items), value), {}, None, in_place=True)
     return call.run(func, args, kwargs) if tensors else call
 
 
 def _holds_tensors(index: Any) -> bool:
-    """Return whether an index is, or holds, a tensor."""
+    """Return whether an index is or contains a tensor."""
     items = index if isinstance(index, tuple) else (index,)
     return any(isinstance(x, Tensor) for x in items)
 
 
-def _own(me: ShardedTensor, index: Any) -> Own | None:
-    """Return an index that takes all rows, as this rank has it; None for any other.
+def _local_index(me: ShardedTensor, index: Any) -> LocalIndex | None:
+    """Return the local form of an index that takes all rows in order; None for any other.
 
-    It leaves the rows alone, or an item that is `arange(B)` takes each with its own of the others.
+    The item of the shard dimension is `:`, or `arange(B)` with other indices for each row.
     """
-    found = _spelled(me, index)
+    found = _expanded(me, index)
     if found is None:
         return None
     items, place = found
@@ -71,61 +71,61 @@ def _own(me: ShardedTensor, index: Any) -> Own | None:
     ndim = max((x.dim() if x.dtype is not torch.bool else 1 for x in tensors), default=0)
     dim = None
     if isinstance(items[place], Tensor):
-        dim = _numbers_rows(items[place], me, ndim)
+        dim = _arange_dim(items[place], me, ndim)
         if dim is None or any(x.dtype is torch.bool for x in tensors):
             return None
     elif items[place] != slice(None) or any(map(is_sharded, tensors)):
         return None
-    mine, marks = [], []
+    local, marks = [], []
     for item in items:
-        here = _index_of_rows(item, me, dim, ndim, rows=item is items[place])
-        if here is None:
+        local_item = _local_item(item, me, dim, ndim, rows=item is items[place])
+        if local_item is None:
             return None
-        mine.append(here[0])
-        marks += here[1]
+        local.append(local_item[0])
+        marks += local_item[1]
     sizes = [*me.shape]
     if dim is None:
         sizes[me.shard_dim] = MARK
     try:
         shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
     except IndexError:
-        return None  # as on the whole
-    return (tuple(mine), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
+        return None  # raised again on the whole
+    return (tuple(local), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
 
 
-def _spelled(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
-    """Return an index with a slice for each dimension left out, and which item takes the rows."""
+def _expanded(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
+    """Return the index with a slice for each omitted dimension, and the item of the rows."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) or isinstance(i, Tensor)
                for i in items):  # fmt: skip
         return None
-    takes = [_takes(i) for i in items]
-    spread = [k for k, i in enumerate(items) if i is Ellipsis]
+    consumed = [_consumed(i) for i in items]
+    ellipses = [k for k, i in enumerate(items) if i is Ellipsis]
     if (
-        sum(takes) > me.dim()
-        or len(spread) > 1
+        sum(consumed) > me.dim()
+        or len(ellipses) > 1
         or 0 in [i.dim() for i in items if isinstance(i, Tensor)]
     ):
         return None
-    at = spread[0] if spread else len(items)
-    items[at : at + 1] = [slice(None)] * (me.dim() - sum(takes))
+    at = ellipses[0] if ellipses else len(items)
+    items[at : at + 1] = [slice(None)] * (me.dim() - sum(consumed))
     seen = 0
     for k, item in enumerate(items):
-        seen += _takes(item)
+        seen += _consumed(item)
         if seen > me.shard_dim:
             return items, k
     return None
 
 
-def _takes(item: Any) -> int:
-    """Return how many dimensions an item of an index takes."""
+def _consumed(item: Any) -> int:
+    """Return the number of dimensions that an item of an index consumes."""
     if isinstance(item, Tensor):
         return item.dim() if item.dtype is torch.bool else 1
     return int(item is not None and item is not Ellipsis)
 
 
-def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
-    """Return along which of `ndim` broadcast dimensions `x` is `arange(B)`, if it is."""
+def _arange_dim(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
+    """Return which of `ndim` broadcast dimensions `x` numbers, if it is `arange(B)`; else None."""
     total = me.sizes.total
     if type(x) is not Tensor or x.numel() != total or total < 2 or max(x.shape) != total:
         return None
@@ -136,10 +136,10 @@ def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
     return ndim - x.dim() + x.shape.index(total)
 
 
-def _index_of_rows(
+def _local_item(
     item: Any, me: ShardedTensor, dim: int | None, ndim: int, rows: bool
 ) -> tuple[Any, list[Any]] | None:
-    """Return an item of an index as this rank has it, and one that marks where rows go."""
+    """Return the local form of an item, and a meta item that marks the shard dimension."""
     if not isinstance(item, Tensor):
         return item, [item]
     if item.dtype is torch.bool:
@@ -148,7 +148,7 @@ def _index_of_rows(
     if dim is not None:
         behind = ndim - dim
         item = local_operand(item, me.sizes, dim, ndim)
-        if item is UNCLEAR:
+        if item is MISALIGNED:
             return None
         if len(shape) >= behind and shape[-behind] == me.sizes.total:
             shape[-behind] = MARK

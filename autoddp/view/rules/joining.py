@@ -1,7 +1,7 @@
-"""Joining tensors, and batches one behind the other, as the views of an image are.
+"""Concatenation and stacking, and batches in blocks, as two views of each image make them.
 
-Each of these is a block of one batch, and a rank holds its rows of each block. So a model is called
-with all of them, what it gives is taken apart again, and no rank needs another's rows.
+Batches that are concatenated become blocks of one batch, of each of which a rank holds its rows. A
+model runs on all of them, and its output is split into blocks again, without communication.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, arguments, dim_of, related
-from autoddp.view.rules.rows import by_rows, named, of_rows, replaced
+from autoddp.view.rules.operands import MISALIGNED, alias_of, arguments, dim_of
+from autoddp.view.rules.rows import named_dims, row_operand, rowwise, with_arguments
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Join sharded tensors of equal sizes, and replicated ones of as many rows.
+    """Join sharded tensors of equal sizes, and rows of replicated ones.
 
-    Along the batch only sharded ones are joined.
+    Along the shard dimension all must be sharded.
     """
     given = arguments(func, args, kwargs)
     tensors, name = given.get("tensors"), func.__name__
@@ -36,18 +36,18 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if along is None or ("dim" not in given and first.dim() < 2):
         return NotImplemented
     if not new and along == first.shard_dim:
-        return _behind(args, kwargs, tensors, first)
-    # `cat` passes over tensors of shape (0,)
-    items = [x if x.shape == (0,) and not new else of_rows(x, first) for x in tensors]
-    if any(x is UNCLEAR for x in items):
+        return _join_rows(args, kwargs, tensors, first)
+    # `cat` ignores tensors of shape (0,)
+    items = [x if x.shape == (0,) and not new else row_operand(x, first) for x in tensors]
+    if any(x is MISALIGNED for x in items):
         return NotImplemented
     at = first.shard_dim + (new and along <= first.shard_dim)
-    args, kwargs = replaced(given, args, kwargs, {"tensors": type(tensors)(items)})
+    args, kwargs = with_arguments(given, args, kwargs, {"tensors": type(tensors)(items)})
     return LocalCall(args, kwargs, (at, first.sizes))
 
 
-def _behind(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTensor) -> Any:
-    """Join batches of equal sizes along the batch: what comes of it consists of blocks."""
+def _join_rows(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTensor) -> Any:
+    """Concatenate batches of equal sizes along the shard dimension, into blocks."""
     joined = [x for x in tensors if is_sharded(x) or x.shape != (0,)]
     if not all(is_sharded(x) and x.dim() == first.dim() for x in joined):
         return NotImplemented
@@ -60,38 +60,38 @@ def _behind(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTenso
     return LocalCall(args, kwargs, (first.shard_dim, sizes))
 
 
-def blocks_apart(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Take a batch that consists of blocks apart between them, by `chunk` or `split`."""
+def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Split a batch between its blocks, by `chunk` or `split`."""
     given = arguments(func, args, kwargs)
     if func.__name__ not in ("chunk", "split") or len(given) != 3:
         return NotImplemented
-    _, asked, dim = given.values()
+    _, sections, dim = given.values()
     total = me.sizes.total
     if dim_of(dim, me.dim()) != me.shard_dim:
         return NotImplemented
-    if type(asked) is int and asked > 0 and total % asked == 0:
-        count = asked if func.__name__ == "chunk" else total // asked
-        asked = [total // count] * count
+    if type(sections) is int and sections > 0 and total % sections == 0:
+        count = sections if func.__name__ == "chunk" else total // sections
+        sections = [total // count] * count
     each = total // me.sizes.blocks
-    if not isinstance(asked, (tuple, list)) or len(asked) < 2 or sum(asked) != total:
+    if not isinstance(sections, (tuple, list)) or len(sections) < 2 or sum(sections) != total:
         return NotImplemented
-    if any(type(n) is not int or n < 1 or n % each for n in asked):
+    if any(type(n) is not int or n < 1 or n % each for n in sections):
         return NotImplemented
     here = me.sizes.local // me.sizes.blocks
-    parts = me.local.split([n // each * here for n in asked], me.shard_dim)
-    views = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in asked]
-    return tuple(related(me, part, None, c) for part, c in zip(parts, views, strict=True))
+    parts = me.local.split([n // each * here for n in sections], me.shard_dim)
+    views = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in sections]
+    return tuple(alias_of(me, part, None, c) for part, c in zip(parts, views, strict=True))
 
 
 @rule("repeat_interleave")
 def repeat_interleave(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Repeat the elements of each row, or each row, an equal number of times."""
+    """Repeat the elements of each row, or all rows equally often."""
     given = arguments(func, args, kwargs)
     me, times = given.get("input"), given.get("repeats")
     if not is_sharded(me) or type(times) is not int or times < 1:
         return NotImplemented
     if dim_of(given.get("dim"), me.dim()) != me.shard_dim:
-        return by_rows(named, False, func, args, kwargs)
+        return rowwise(named_dims, False, func, args, kwargs)
     if me.sizes.blocks > 1:
         return NotImplemented
     return LocalCall(args, kwargs, (me.shard_dim, me.sizes.times(times)))

@@ -1,4 +1,4 @@
-"""Products of matrices: rows by weights, and batches of matrices by batches of equal sizes."""
+"""Matrix products: rows by weights, and batches of matrices by batches of equal sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.local_call import LocalCall, LocalRows
-from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded
+from autoddp.view.rules.operands import MISALIGNED, aligned, any_sharded
 from autoddp.view.sharded_tensor import is_sharded
 from autoddp.view.table import rule
 
@@ -22,13 +22,13 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dim, sizes = lead.placement
     behind = lead.dim() - dim
     if behind > 2 and other.dim() > 2:
-        # along a dimension before the matrices, which broadcasting aligns from behind
+        # the shard dimension is before the matrices; broadcasting aligns it from the end
         ndim = max(lead.dim(), other.dim())
         found = aligned(other, sizes, ndim - behind, ndim)
-        if found is UNCLEAR:
+        if found is MISALIGNED:
             return NotImplemented
-        mine = tuple(found if x is other else x for x in args)
-        return LocalCall(mine, {}, (ndim - behind, sizes))
+        local = tuple(found if x is other else x for x in args)
+        return LocalCall(local, {}, (ndim - behind, sizes))
     if is_sharded(other) or other.dim() > 2:
         return NotImplemented
     if behind > 2 or (lead is args[0] and behind == 2):
@@ -46,22 +46,22 @@ def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next(filter(is_sharded, args[1:]), None)
     if lead is None or lead.shard_dim != 0:
         return NotImplemented
-    mine = [aligned(x, lead.sizes, 0, lead.dim()) for x in args]
+    local = [aligned(x, lead.sizes, 0, lead.dim()) for x in args]
     if func.__name__ == "addmm":
         if lead is not args[1] or is_sharded(args[2]):
             return NotImplemented
-        mine[2] = args[2]
-    elif not all(is_sharded(x) or type(x) is LocalRows for x in mine[1:]):
+        local[2] = args[2]
+    elif not all(is_sharded(x) or type(x) is LocalRows for x in local[1:]):
         return NotImplemented
-    unclear = any(x is UNCLEAR for x in mine)
-    return NotImplemented if unclear else LocalCall(mine, kwargs, lead.placement)
+    misaligned = any(x is MISALIGNED for x in local)
+    return NotImplemented if misaligned else LocalCall(local, kwargs, lead.placement)
 
 
 @rule("einsum")
 def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `einsum` where all sharded operands have the batch under one letter, and the result.
+    """Compute `einsum` if all sharded operands have the batch under one letter of the result.
 
-    Of a replicated operand that has the letter a rank takes its rows.
+    A replicated operand with that letter takes part with this rank's rows.
     """
     if len(args) < 2 or kwargs or type(args[0]) is not str:
         return NotImplemented
@@ -74,15 +74,15 @@ def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     names, result = found
     me = operands[lead]
     letter = names[lead][me.shard_dim]
-    mine = [_with_letter(x, n, letter, me) for x, n in zip(operands, names, strict=True)]
-    if any(x is UNCLEAR for x in mine) or result.count(letter) != 1:
+    local = [_with_letter(x, n, letter, me) for x, n in zip(operands, names, strict=True)]
+    if any(x is MISALIGNED for x in local) or result.count(letter) != 1:
         return NotImplemented
-    given = (type(args[1])(mine),) if listed else tuple(mine)
+    given = (type(args[1])(local),) if listed else tuple(local)
     return LocalCall((args[0], *given), kwargs, (result.index(letter), me.sizes))
 
 
 def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | None:
-    """Return the letters of operands and result, with some for what an ellipsis stands for."""
+    """Return the letters of operands and result, with an ellipsis replaced by unused letters."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(operands) or not all(isinstance(x, Tensor) for x in operands):
@@ -99,15 +99,15 @@ def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | N
 
 
 def _with_letter(x: Any, names: str, letter: str, me: Any) -> Any:
-    """Return how an operand of `einsum` takes part, the batch lying under `letter`."""
+    """Return the form of an `einsum` operand in a local call, with the batch under `letter`."""
     if names.count(letter) > 1 or len(names) != x.dim():
-        return UNCLEAR
+        return MISALIGNED
     if is_sharded(x):
         same = x.sizes is me.sizes and names[x.shard_dim] == letter
-        return x if same else UNCLEAR
+        return x if same else MISALIGNED
     if letter not in names:
         return x
     dim = names.index(letter)
     if x.shape[dim] == 1 != me.sizes.total:
         return x
-    return LocalRows(dim) if x.shape[dim] == me.sizes.total else UNCLEAR
+    return LocalRows(dim) if x.shape[dim] == me.sizes.total else MISALIGNED

@@ -1,4 +1,4 @@
-"""Attributes and metadata, which the script sees of the whole batch."""
+"""Attributes and metadata of the whole batch; its gradient, hooks and `.data`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import AliasGroup
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import Renamed, named, node_of, part
-from autoddp.view.rules.operands import related
-from autoddp.view.rules.partial import copies, unread
+from autoddp.view.redistribute import Renamed, node_name, shard, with_node_name
+from autoddp.view.rules.operands import alias_of
+from autoddp.view.rules.partial import copy_or_cast, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
-from autoddp.view.table import attribute_rule, computed, rule
+from autoddp.view.table import attribute_rule, rule, uncached_rule
 
 
 @attribute_rule(
@@ -22,65 +22,68 @@ from autoddp.view.table import attribute_rule, computed, rule
     *("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mtia"),
     *("is_maia", "is_xla", "is_vulkan", "is_ipu"),
 )
-@computed(
+@uncached_rule(
     *("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point"),
     *("is_complex", "stride", "is_contiguous", "element_size", "is_signed", "get_device"),
     "is_inference",
 )
 def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let the wrapper answer for metadata, as it has the shape of the whole."""
+    """Read metadata from the wrapper, which has the shape of the whole batch."""
     if func is Tensor.__len__ and isinstance(args[0], Partial):
         return NotImplemented  # len() of a 0-dim tensor raises
     with plain_tensors():
         return func(*args, **kwargs)
 
 
-@computed("is_pinned", "is_shared")
-def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return whether the batch's memory is pinned, or shared.
+@uncached_rule("is_pinned", "is_shared")
+def is_pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return whether the batch's memory is pinned or shared.
 
-    As this rank's rows lie, so lie all, unless the script has had the whole, and done something to
-    it.
+    The local rows decide, and any whole that the script may have pinned or shared.
     """
     me, *rest = args
-    return any(func(x, *rest, **kwargs) for x in _held(me)) if is_sharded(me) else NotImplemented
+    return (
+        any(func(x, *rest, **kwargs) for x in _memory_holders(me))
+        if is_sharded(me)
+        else NotImplemented
+    )
 
 
-@computed("record_stream")
+@uncached_rule("record_stream")
 def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Record a stream on which whatever memory there is of the batch may be read."""
+    """Record a stream that reads the batch, for each of its tensors."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
-    for x in _held(me):
+    for x in _memory_holders(me):
         func(x, *rest, **kwargs)
     return None
 
 
-def _held(me: Any) -> list[Tensor]:
-    """Return this rank's rows, and the whole where it was gathered or exported."""
+def _memory_holders(me: Any) -> list[Tensor]:
+    """Return the local rows, and the gathered or exported wholes."""
     wholes = [me._whole, *(each.whole for each in me.aliases.exported.values())]
     return [me.local, *(x for x in wholes if x is not None)]
 
 
 @attribute_rule("grad_fn", "is_leaf")
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return `grad_fn` or `is_leaf` of this rank's part, below a node of one process's kind."""
+    """Return `grad_fn` or `is_leaf` of the local tensor, under the node name of one process."""
     me = args[0]
     if isinstance(me, Partial) and not me.unread:
         return func(me.full(), *args[1:])
     if (
         isinstance(me, Partial)
         and func.__self__.__name__ == "grad_fn"
-        and me.node != node_of(me.local)
+        and me.node != node_name(me.local)
     ):
-        return func(named(Renamed, me.node).apply(me.local))
+        return func(with_node_name(Renamed, me.node).apply(me.local))
     return func(me.local, *args[1:])
 
 
-@computed("__repr__")
-def shown(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Print the batch as a leaf if this rank's rows are one."""
+@uncached_rule("__repr__")
+def represent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Print a leaf as a leaf, which the gathered batch is not."""
     me = args[0]
     if not is_sharded(me) or not me.local.requires_grad or not me.local.is_leaf:
         return NotImplemented
@@ -89,65 +92,65 @@ def shown(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @attribute_rule("requires_grad")
 def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Read `requires_grad` from this rank's part; set it on rows only."""
+    """Read `requires_grad` from the local tensor; set it on a sharded one only."""
     me = args[0]
     if len(args) > 1 and isinstance(args[1], bool):
         if not isinstance(me, ShardedTensor):
             return NotImplemented
         if not me.local.is_leaf:
-            me.local.requires_grad = args[1]  # which torch refuses, in its own words
-        _require(me, args[1])
+            me.local.requires_grad = args[1]  # torch raises its own error
+        _set_requires_grad(me, args[1])
         return None
     return me.local.requires_grad
 
 
-@computed("requires_grad_")
+@uncached_rule("requires_grad_")
 def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Set whether the script wants the gradient of an input, a leaf of this rank alone."""
+    """Set whether an input needs a gradient; its local rows are a leaf of this rank alone."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
-    _require(me, kwargs.get("requires_grad", rest[0] if rest else True))
+    _set_requires_grad(me, kwargs.get("requires_grad", rest[0] if rest else True))
     return me
 
 
-def _require(me: ShardedTensor, yes: bool) -> None:
+def _set_requires_grad(me: ShardedTensor, yes: bool) -> None:
     local = me.local
     fresh = yes and not local.requires_grad
     local.requires_grad_(yes)
     if fresh and not hasattr(local, "_autoddp_rows"):  # a hook outlives requires_grad_(False)
         view = me.sizes.view
-        local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
-        # .grad is what the script reads: at true scale
+        local._autoddp_rows = True  # type: ignore[attr-defined]  # excludes it from averaging
+        # the script reads .grad at true scale
         local.register_hook(lambda g: g / view.group.size)
 
 
-@computed("retain_grad")
+@uncached_rule("retain_grad")
 def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Retain the gradient of this rank's part; reading .grad gives the true one."""
+    """Retain the gradient of the local tensor; `.grad` returns it at true scale."""
     me = args[0]
     if not _has_graph(me) or me.local.is_leaf:
         return None if is_sharded(me) else NotImplemented
-    if getattr(me.local, "_autoddp_retains", None) is None:  # as in torch, a second call is none
+    if getattr(me.local, "_autoddp_retains", None) is None:  # a second call does nothing
         _retain(me.local, me.owner.group.size)
     return None
 
 
 def _retain(holder: Any, size: int) -> None:
-    """Keep a gradient, at the true scale, by the last hook, as torch does, whoever adds others."""
+    """Keep the gradient at true scale in a hook that runs after all others, as torch's does."""
     before = getattr(holder, "_autoddp_retains", None)
     if before is not None:
         before.remove()
 
     def keep(g: Tensor) -> None:
         before = getattr(holder, "_autoddp_grad", None)
-        mine = g.detach() / size
-        holder._autoddp_grad = mine if before is None else before + mine
+        local = g.detach() / size
+        holder._autoddp_grad = local if before is None else before + local
 
     holder._autoddp_retains = holder.register_hook(keep)
 
 
-def _hooked(holder: Any, hook: Any, size: int) -> Any:
+def _register(holder: Any, hook: Any, size: int) -> Any:
     handle = holder.register_hook(hook)
     if getattr(holder, "_autoddp_retains", None) is not None:
         _retain(holder, size)
@@ -156,7 +159,7 @@ def _hooked(holder: Any, hook: Any, size: int) -> Any:
 
 @attribute_rule("grad")
 def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Read or set the gradient of the batch, by rows, at the true scale."""
+    """Read or set the gradient of the batch, sharded and at true scale."""
     me = args[0]
     if isinstance(me, Partial):
         kept = getattr(me.local, "_autoddp_grad", None)
@@ -164,35 +167,35 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(me, ShardedTensor):
         return NotImplemented
     if len(args) > 1:
-        mine = None if args[1] is None else _alike(me, args[1])
+        local = None if args[1] is None else _local_value(me, args[1])
         if me.local.is_leaf:
-            me.local.grad = mine
+            me.local.grad = local
         else:
-            me.local._autoddp_grad = mine  # type: ignore[attr-defined]
+            me.local._autoddp_grad = local  # type: ignore[attr-defined]
         return None
     found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
     if found is None and not me.local.is_leaf:
-        _ = me.local.grad  # torch warns of that
+        _ = me.local.grad  # torch warns
     return None if found is None else ShardedTensor(found, me.sizes, me.shard_dim)
 
 
 @attribute_rule("data")
 def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the same rows, without their graph, or put others in their place."""
+    """Return the batch without its graph, or replace its memory."""
     me = args[0]
     if not is_sharded(me):
         return NotImplemented
     if len(args) > 1:
-        _take_memory(me, args[1])
+        _replace_memory(me, args[1])
         return None
-    me.aliases.apart = True
-    return related(me, me.local.data)
+    me.aliases.separate_versions = True
+    return alias_of(me, me.local.data)
 
 
-def _take_memory(me: ShardedTensor, value: Any) -> None:
-    """Give a batch the memory of another tensor; views of what it had before go their own way."""
-    me.local.data = _alike(me, value)
-    me._whole = None  # was gathered of the memory before
+def _replace_memory(me: ShardedTensor, value: Any) -> None:
+    """Replace the memory of a batch by that of `value`; former views keep the old memory."""
+    me.local.data = _local_value(me, value)
+    me._whole = None  # gathered from the old memory
     if is_sharded(value) and value.placement == me.placement:
         me.aliases_if_any = value.aliases
         return
@@ -201,75 +204,75 @@ def _take_memory(me: ShardedTensor, value: Any) -> None:
         me.aliases.export(value.detach(), me.local, me.sizes, me.shard_dim, raw=False)
 
 
-def _alike(me: ShardedTensor, value: Any) -> Tensor:
-    """Return this rank's rows of a tensor that is put in the place of another."""
+def _local_value(me: ShardedTensor, value: Any) -> Tensor:
+    """Return this rank's rows of a tensor that replaces the batch."""
     if value.shape != me.shape:
         raise BadInput(
-            f"a tensor of shape {tuple(value.shape)} in the place of a batch of {tuple(me.shape)}, "
-            "of which each rank holds its rows; give it a name of its own, or run with --view local"
+            f"a tensor of shape {tuple(value.shape)} cannot replace a batch of {tuple(me.shape)} "
+            "in place, as each rank holds its rows; give it another name, or run with --view local"
         )
     if is_sharded(value) and value.placement == me.placement:
         return value.local
-    return part(full(value).detach(), me.sizes, me.shard_dim)
+    return shard(full(value).detach(), me.sizes, me.shard_dim)
 
 
-@computed("register_hook")
+@uncached_rule("register_hook")
 def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Register a hook, which sees the gradient of the batch by rows, at the true scale."""
+    """Register a hook, which gets the gradient sharded and at true scale."""
     me, hook = args
     if not is_sharded(me):
-        return _hook_sum(me, hook) if _has_graph(me) else NotImplemented
+        return _register_on_sum(me, hook) if _has_graph(me) else NotImplemented
     sizes, at, leaf = me.sizes, me.shard_dim, me.local.is_leaf
     size = sizes.view.group.size
 
-    def by_rows(g: Tensor) -> Tensor | None:
-        out = hook(_shown(g, sizes, at, 1 if leaf else size))
+    def on_rows(g: Tensor) -> Tensor | None:
+        out = hook(_wrapped_gradient(g, sizes, at, 1 if leaf else size))
         if out is None:
             return None
-        mine = out.local if is_sharded(out) and out.sizes is sizes else sizes.take(out, at)
-        return mine if leaf else mine * size
+        local = out.local if is_sharded(out) and out.sizes is sizes else sizes.shard(out, at)
+        return local if leaf else local * size
 
-    return _hooked(me.local, by_rows, size)
+    return _register(me.local, on_rows, size)
 
 
-def _hook_sum(me: Partial, hook: Any) -> Any:
-    """Register a hook on a sum that no rank has read: on its part, whose gradient is the sum's."""
+def _register_on_sum(me: Partial, hook: Any) -> Any:
+    """Register a hook on an unread sum: on its local term, which has the gradient of the sum."""
     size = me.owner.group.size
 
-    def on_part(g: Tensor) -> Tensor | None:
+    def on_term(g: Tensor) -> Tensor | None:
         out = hook(g / size)
         return None if out is None else full(out) * size
 
-    return _hooked(me.local, on_part, size)
+    return _register(me.local, on_term, size)
 
 
 def _has_graph(me: Any) -> bool:
-    """Return whether a gradient comes by what this rank holds of a tensor."""
+    """Return whether gradients reach the local tensor of `me`."""
     return is_sharded(me) or (isinstance(me, Partial) and unread(me) and me.local.requires_grad)
 
 
-def _shown(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
-    """Return a gradient by rows, one object for all hooks of a tensor: they may mark it."""
-    shown: ShardedTensor | None = getattr(g, "_autoddp_shown", None)
-    if shown is None or shown.sizes is not sizes or shown.shard_dim != at:
-        shown = ShardedTensor(g if scale == 1 else g / scale, sizes, at)
-        if scale != 1:  # else both would hold each other
-            g._autoddp_shown = shown  # type: ignore[attr-defined]
-    return shown
+def _wrapped_gradient(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
+    """Return a sharded gradient; all hooks of a tensor get one object, which they may mark."""
+    wrapped: ShardedTensor | None = getattr(g, "_autoddp_shown", None)
+    if wrapped is None or wrapped.sizes is not sizes or wrapped.shard_dim != at:
+        wrapped = ShardedTensor(g if scale == 1 else g / scale, sizes, at)
+        if scale != 1:  # avoids a reference cycle
+            g._autoddp_shown = wrapped  # type: ignore[attr-defined]
+    return wrapped
 
 
-SAME = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool")
+CASTS = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
-@rule(*SAME, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
-def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Cast, move or copy the batch, which keeps the same rows."""
+@rule(*CASTS, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
+def cast_or_copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Cast, move or copy the batch; the placement stays."""
     me, *rest = args
     if isinstance(me, Partial):
-        return copies(func, args, kwargs)
+        return copy_or_cast(func, args, kwargs)
     if not is_sharded(me):
         return NotImplemented
     if func.__name__ == "contiguous" and me.sizes.smallest < 2 and not me.is_contiguous(**kwargs):
-        # a rank of one row may have it contiguous already, where one process copies
+        # a single row may be contiguous already, where one process copies
         return ShardedTensor(me.local.clone().contiguous(*rest, **kwargs), me.sizes, me.shard_dim)
     return LocalCall(args, kwargs, me.placement, aliases=True)

@@ -1,4 +1,4 @@
-"""Functions of layers: attention, BatchNorm over the rows of all ranks, recurrent layers."""
+"""Functions of layers: attention, normalization, recurrent layers."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from torch.nn import functional as F  # the field's name for it
 from autoddp.view.batch_norm import Normalize, keep_layout
 from autoddp.view.draws import DrawingCall
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded, arguments
-from autoddp.view.rules.rows import of_rows, replaced
+from autoddp.view.rules.operands import MISALIGNED, aligned, any_sharded, arguments
+from autoddp.view.rules.rows import row_operand, with_arguments
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import computed, rule
+from autoddp.view.table import rule, uncached_rule
 
 
 @rule("scaled_dot_product_attention")
 def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute attention of each row; with dropout the mask is drawn for all rows."""
+    """Compute attention of each row; the dropout mask is drawn for the whole batch."""
     given = arguments(func, args, kwargs)
     inputs: dict[str, Any] = {name: given.get(name) for name in ("query", "key", "value")}
     lead = next(filter(is_sharded, inputs.values()), None)
     if lead is None or lead.shard_dim >= lead.dim() - (3 if given["enable_gqa"] else 2):
         return NotImplemented
-    mine = {name: of_rows(x, lead) for name, x in inputs.items()}
+    local = {name: row_operand(x, lead) for name, x in inputs.items()}
     mask = given["attn_mask"]
     if mask is not None:
         fits = mask.dim() <= lead.dim()
         dim, sizes = lead.placement
-        mine["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else UNCLEAR
-    if any(x is UNCLEAR for x in mine.values()):
+        local["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else MISALIGNED
+    if any(x is MISALIGNED for x in local.values()):
         return NotImplemented
-    args, kwargs = replaced(given, args, kwargs, mine)
+    args, kwargs = with_arguments(given, args, kwargs, local)
     if given["dropout_p"]:
         return DrawingCall(args, kwargs, lead.placement, drawn=lead.placement)
     return LocalCall(args, kwargs, lead.placement)
 
 
-@computed("multi_head_attention_forward", "gumbel_softmax")
-def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the function's own body: it is made of others, each of which has its rule."""
-    asked = ("has_torch_function", "has_torch_function_unary")
-    before = [getattr(F, name) for name in asked]
-    for name in asked:
+@uncached_rule("multi_head_attention_forward", "gumbel_softmax")
+def composite(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run the Python body of a composite function, whose parts have rules."""
+    checks = ("has_torch_function", "has_torch_function_unary")
+    before = [getattr(F, name) for name in checks]
+    for name in checks:
         setattr(F, name, lambda given: False)
     try:
         return func(*args, **kwargs)
     finally:
-        for name, function in zip(asked, before, strict=True):
+        for name, function in zip(checks, before, strict=True):
             setattr(F, name, function)
 
 
 @rule("batch_norm")
 def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize by statistics of all rows, or by given ones, which each rank has.
+    """Normalize by statistics over all ranks, or by given ones.
 
-    A result is no decision: with statistics of all rows it is computed at each call.
+    The former is computed here at each call, and is never cached as a decision.
     """
     given = arguments(func, args, kwargs)
     me = given.pop("input", None)
@@ -74,7 +74,7 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not given["training"] or not view.batch_statistics:
         out = func(me.local, **given)
         return ShardedTensor(keep_layout(me.local, out), me.sizes)
-    if me.numel() == me.shape[1]:  # torch refuses a single value for each channel
+    if me.numel() == me.shape[1]:  # torch raises for a single value per channel
         func(torch.empty(me.shape, device="meta"), None, None, training=True)
     running = (given["running_mean"], given["running_var"], given["momentum"])
     over = (given["weight"], given["bias"], running, given["eps"], view.group)
@@ -83,7 +83,7 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("instance_norm")
 def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize each row by itself; running statistics follow all rows, so that these gather."""
+    """Normalize each row by itself; with running statistics, which mix rows, gather."""
     given = arguments(func, args, kwargs)
     me = given.pop("input", None)
     if func is not F.instance_norm or not is_sharded(me) or me.shard_dim != 0:
@@ -94,11 +94,11 @@ def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return LocalCall(args, kwargs, me.placement)
 
 
-@computed(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+@uncached_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `lstm(input, hx, weights, bias, layers, dropout, train, both ways, batch_first)`.
+    """Compute `lstm(input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first)`.
 
-    With batch sizes as second argument rows are sorted by length: that gathers.
+    Gather the variant with batch sizes as second argument: its rows are sorted by length.
     """
     if len(args) != 9 or kwargs or not is_sharded(args[0]) or isinstance(args[3], (list, tuple)):
         return NotImplemented
@@ -106,22 +106,22 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if me.dim() != 3 or me.shard_dim != (0 if batch_first else 1) or any_sharded(weights):
         return NotImplemented
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    mine = [aligned(h, me.sizes, 1, 3) for h in states]
-    if any(x is UNCLEAR for x in mine):
+    local = [aligned(h, me.sizes, 1, 3) for h in states]
+    if any(x is MISALIGNED for x in local):
         return NotImplemented
-    given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
+    given = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
     out = [me.placement, *[(1, me.sizes)] * len(states)]
     if not (dropout and train and layers > 1):
         return LocalCall(given, kwargs, out)
     if me.device.type != "cpu":
         return NotImplemented
-    # between layers time comes first
+    # between layers the first dimension is time
     return DrawingCall(given, kwargs, out, drawn=(1, me.sizes))
 
 
 @rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `lstm_cell(input, hx, weights and biases)`, one step of each row."""
+    """Compute `lstm_cell(input, hx, *weights)`, one step of each row."""
     if len(args) < 4 or kwargs or any_sharded(args[2:]):
         return NotImplemented
     hx = args[1]
@@ -129,8 +129,8 @@ def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next((x for x in (args[0], *states) if is_sharded(x)), None)
     if lead is None or lead.dim() != 2 or lead.shard_dim != 0:
         return NotImplemented
-    me, *mine = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
-    if any(x is UNCLEAR for x in (me, *mine)):
+    me, *local = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
+    if any(x is MISALIGNED for x in (me, *local)):
         return NotImplemented
-    given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
+    given = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
     return LocalCall(given, kwargs, lead.placement)

@@ -1,4 +1,4 @@
-"""The arguments of a call by torch's names, and how they take part in a local call."""
+"""Arguments of a call by name, and their form in a local call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.local_call import LocalRows
-from autoddp.view.redistribute import lend, part
+from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, full, is_sharded
 
@@ -20,9 +20,9 @@ LISTS = (tuple, list)
 
 
 def arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, in torch's order; empty if no signature takes them.
+    """Return the arguments by torch's names, in torch's order; empty if no signature fits.
 
-    A function in Python has one signature, an operator has one for each of its overloads.
+    A Python function has one signature, an operator one for each overload.
     """
     for signature in _signatures(func):
         try:
@@ -38,7 +38,7 @@ def arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _signatures(func: Any) -> tuple[inspect.Signature, ...]:
     if inspect.isfunction(func):
-        # F.max_pool2d is two functions, of which this one tells the arguments of both
+        # F.max_pool2d dispatches to two functions with the same arguments
         known = getattr(F, f"{func.__name__}_with_indices", func)
         return (inspect.signature(known),)
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
@@ -46,9 +46,9 @@ def _signatures(func: Any) -> tuple[inspect.Signature, ...]:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Return whether a value is one that an overload takes: `x.var(1)` and `x.var(False)` differ.
+    """Return whether an overload accepts a value: `x.var(1)` and `x.var(False)` differ.
 
-    Python's own functions have texts for annotations, or none: they take whatever comes.
+    Python functions, with annotations as text or none, accept all values.
     """
     if isinstance(kind, str) or kind is inspect.Parameter.empty:
         return True
@@ -62,67 +62,67 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def dim_of(value: Any, ndim: int) -> int | None:
-    """Return a dimension counted from 0, None if `value` is none of `ndim` dimensions."""
+    """Return a dimension counted from 0, None if `value` is no dimension of `ndim`."""
     return value % ndim if type(value) is int and -ndim <= value < ndim else None
 
 
 def dims_of(value: Any, ndim: int) -> list[int] | None:
-    """Return one dimension or several as a list counted from 0, None if `value` is not that."""
+    """Return one or several dimensions as a list counted from 0, None if one is no dimension."""
     listed = value if isinstance(value, LISTS) else [value]
     found = [dim_of(d, ndim) for d in listed]
     return None if None in found or not found else found  # type: ignore[return-value]
 
 
-UNCLEAR = object()
+MISALIGNED = object()
 
 
 def aligned(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
-    """Return how `x` takes part in a pointwise call whose result has `ndim` dimensions.
+    """Return the form of `x` in a pointwise local call whose result has `ndim` dimensions.
 
-    Broadcasting aligns the last dimensions. A sharded tensor must lie along `dim` of the result; of
-    a replicated one a rank takes its rows, or all of it where it broadcasts. UNCLEAR otherwise.
+    Broadcasting aligns the last dimensions. A sharded tensor must be sharded along `dim` of the
+    result. A replicated one becomes `LocalRows`, or stays if it broadcasts. Otherwise MISALIGNED.
     """
     behind = ndim - dim
     if is_sharded(x):
-        return x if x.sizes is sizes and x.dim() - x.shard_dim == behind else UNCLEAR
+        return x if x.sizes is sizes and x.dim() - x.shard_dim == behind else MISALIGNED
     if not isinstance(x, Tensor):
-        return UNCLEAR if getattr(x, "ndim", 0) else x  # an array of numpy's has all rows
+        return MISALIGNED if getattr(x, "ndim", 0) else x  # a numpy array has all rows
     if x.layout is not torch.strided:
-        return UNCLEAR
+        return MISALIGNED
     place = x.dim() - behind
     if place < 0 or x.shape[place] == 1 != sizes.total:
         return x
-    return LocalRows(place) if x.shape[place] == sizes.total else UNCLEAR
+    return LocalRows(place) if x.shape[place] == sizes.total else MISALIGNED
 
 
 def local_operand(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
-    """Return what this rank has of an operand that `aligned` lines up; UNCLEAR likewise."""
+    """Return the local tensor of an operand in the form that `aligned` gives, or MISALIGNED."""
     x = full(x) if not is_sharded(x) else x
     found = aligned(x, sizes, dim, ndim)
     if is_sharded(found):
         return found.local
     if type(found) is LocalRows:
-        return part(x, sizes, found.dim)
-    return lend(found, sizes.view.group) if isinstance(found, Tensor) else found
+        return shard(x, sizes, found.dim)
+    return with_mean_gradient(found, sizes.view.group) if isinstance(found, Tensor) else found
 
 
-def whole_operand(x: Any, sizes: ShardSizes) -> Any:
-    """Return a weight or setting, which every row meets in full; UNCLEAR for a batch."""
+def replicated_operand(x: Any, sizes: ShardSizes) -> Any:
+    """Return a weight or a setting, which is replicated; MISALIGNED for a sharded tensor."""
     if is_sharded(x):
-        return UNCLEAR
+        return MISALIGNED
     x = full(x)
-    return lend(x, sizes.view.group) if isinstance(x, Tensor) else x
+    return with_mean_gradient(x, sizes.view.group) if isinstance(x, Tensor) else x
 
 
 def any_sharded(values: Any) -> bool:
-    """Return whether one of these arguments is sharded."""
+    """Return whether one of these values is sharded."""
     return any(type(x) is ShardedTensor for x in values)
 
 
-def related(
+def alias_of(
     me: ShardedTensor, out: Tensor, dim: int | None = None, sizes: ShardSizes | None = None
 ) -> ShardedTensor:
-    """Return a sharded tensor that may share memory with `me`; `me` itself if nothing changed."""
+    """Return a sharded tensor that may share memory with `me`; `me` if `out` is its own shard."""
     if out is me._local:
         return me
     return ShardedTensor(out, sizes or me.sizes, me.shard_dim if dim is None else dim, me.aliases)

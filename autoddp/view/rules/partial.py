@@ -1,4 +1,4 @@
-"""The rules that keep an unread sum unread: scaling it, adding and subtracting."""
+"""Functions that keep a partial sum partial: scaling, adding and subtracting."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from autoddp.view.redistribute import lend
+from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import Partial
 from autoddp.view.table import in_place
 
-# what a function does, by its name without underscores
+# the linear operation of a function, by its name without underscores
 OPS = {
     **dict.fromkeys(("add", "radd", "iadd"), "add"),
     **dict.fromkeys(("sub", "subtract", "isub", "rsub"), "sub"),
@@ -22,7 +22,7 @@ OPS = {
 
 
 def unread(x: Any) -> TypeGuard[Partial]:
-    """Return whether `x` is a sum of which each rank knows its part, still unread."""
+    """Return whether `x` is a partial sum whose local term is up to date."""
     return type(x) is Partial and x.unread
 
 
@@ -33,7 +33,7 @@ def _number(x: Any) -> bool:
 
 
 def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a pointwise function of a `Partial`: linear ones act on the parts."""
+    """Compute a pointwise function of a partial sum on its local term, if it is linear."""
     name = func.__name__.strip("_")
     op = OPS.get(name)
     if op is None or kwargs or len(args) > 2:
@@ -46,15 +46,15 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif not unread(x) or (not _number(y) if op != "neg" else y is not None):
         return NotImplemented
     elif op == "neg":
-        out = _like(x, None, -x.local)
+        out = _wrapped(x, None, -x.local)
     else:
-        factor = lend(y, x.owner.group)
-        out = _like(x, y, x.local * factor if op == "mul" else x.local / factor)
-    return _into(args[0], out) if in_place(func) else out
+        factor = with_mean_gradient(y, x.owner.group)
+        out = _wrapped(x, y, x.local * factor if op == "mul" else x.local / factor)
+    return _assign(args[0], out) if in_place(func) else out
 
 
-def _into(x: Any, out: Any) -> Any:
-    """Put `out` into `x` for `loss += term`, `loss /= 4`: the same tensor goes on, unread."""
+def _assign(x: Any, out: Any) -> Any:
+    """Assign `out` to `x` for `loss += term` or `loss /= 4`: `x` stays partial."""
     if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
         return NotImplemented
     x.local, x._part, x._node = out.local, out._part, out._node
@@ -62,45 +62,44 @@ def _into(x: Any, out: Any) -> Any:
 
 
 def _sum(x: Any, y: Any, sign: int) -> Any:
-    known = x if unread(x) else y
-    if not unread(known):
+    lead = x if unread(x) else y
+    if not unread(lead):
         return NotImplemented
-    a, b = _part(x, known), _part(y, known)
+    a, b = _term(x, lead), _term(y, lead)
     if a is None or b is None:
         return NotImplemented
-    return _like(known, y if known is x else x, a + b if sign > 0 else a - b)
+    return _wrapped(lead, y if lead is x else x, a + b if sign > 0 else a - b)
 
 
-def _part(x: Any, known: Partial) -> Any:
-    """Return this rank's part of a term, None for what is no number.
+def _term(x: Any, lead: Partial) -> Any:
+    """Return this rank's share of a term, None if it is no number.
 
-    A float is shared out over the ranks, as an int is that meets floats; any other number lies with
-    rank 0.
+    Floats, and ints added to floats, are divided by the number of ranks; rank 0 has all other ints.
     """
     if unread(x):
         return x.local
     if not _number(x):
         return None
-    group = known.owner.group
+    group = lead.owner.group
     if isinstance(x, float) or (isinstance(x, Tensor) and x.dtype.is_floating_point):
         return x / group.size
-    if known.local.is_floating_point() and isinstance(x, int):
+    if lead.local.is_floating_point() and isinstance(x, int):
         return x / group.size
     return x * (group.rank == 0)
 
 
-def _like(known: Partial, other: Any, local: Tensor) -> Any:
-    """Wrap `local` in a `Partial` of the dtype that plain tensors would have given."""
-    sums = [known, other] if type(other) is Partial else [known]
+def _wrapped(lead: Partial, other: Any, local: Tensor) -> Any:
+    """Wrap `local` in a `Partial` of the dtype that plain tensors give."""
+    sums = [lead, other] if type(other) is Partial else [lead]
     if all(x.declared == x.local.dtype for x in sums):
-        return Partial(local, known.owner)
-    if type(other) is Tensor or any(x.declared != known.declared for x in sums):
+        return Partial(local, lead.owner)
+    if type(other) is Tensor or any(x.declared != lead.declared for x in sums):
         return NotImplemented
-    return Partial(local, known.owner, known.declared)
+    return Partial(local, lead.owner, lead.declared)
 
 
-def copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Copy or cast an unread sum, which stays unread."""
+def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copy or cast a partial sum, which stays partial."""
     me = args[0]
     if not unread(me) or len(args) > 1 or kwargs:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Pointwise functions, by torch's tag: each result element needs that element of the operands."""
+"""Pointwise functions, by torch's tag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, aligned
+from autoddp.view.rules.operands import MISALIGNED, aligned
 from autoddp.view.rules.partial import linear
 from autoddp.view.sharded_tensor import Partial, is_sharded, leaves_in
 from autoddp.view.table import in_place, pointwise_rule, rule
@@ -16,7 +16,7 @@ from autoddp.view.table import in_place, pointwise_rule, rule
 
 @pointwise_rule
 def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute on local parts of equal sizes, and on this rank's rows of replicated operands."""
+    """Compute on shards of equal sizes, and on this rank's rows of replicated operands."""
     leaves = leaves_in(args, kwargs)
     sharded = [x for x in leaves if is_sharded(x)]
     if not sharded:
@@ -33,16 +33,16 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dim = ndim - (lead.dim() - lead.shard_dim)
     if dim < 0 or (writes and args[0].dim() != ndim):
         return NotImplemented
-    mine = tree_map(lambda x: aligned(x, lead.sizes, dim, ndim), (args, kwargs))
-    if any(x is UNCLEAR for x in tree_leaves(mine)):
+    local = tree_map(lambda x: aligned(x, lead.sizes, dim, ndim), (args, kwargs))
+    if any(x is MISALIGNED for x in tree_leaves(local)):
         return NotImplemented
-    # functions with inplace=True hand on the memory of their input
+    # functions with inplace=True return the memory of their input
     aliases = any(x is True for x in leaves)
-    given, named = mine
+    given, named = local
     return LocalCall(given, named, (dim, lead.sizes), aliases, in_place=writes)
 
 
 @rule("where")
 def where(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `where` pointwise if it has three arguments; with one it lists indices."""
+    """Compute `where` pointwise if it has three arguments; with one it returns indices."""
     return pointwise(func, args, kwargs) if len(args) + len(kwargs) == 3 else NotImplemented

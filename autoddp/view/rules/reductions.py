@@ -1,4 +1,4 @@
-"""Reductions: to a number, over the batch by one all-reduce, or over each row."""
+"""Reductions: over all elements, over the batch, or within rows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.view.local_call import ONCE
-from autoddp.view.redistribute import SumOverRanks, named
+from autoddp.view.local_call import GATHER_ONCE
+from autoddp.view.redistribute import SumOverRanks, with_node_name
 from autoddp.view.rules import rows
 from autoddp.view.rules.operands import arguments, dims_of
 from autoddp.view.rules.pointwise import pointwise
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule
 
-LOW = (torch.float16, torch.bfloat16)  # summed in float32, as torch does inside
+LOW = (torch.float16, torch.bfloat16)  # summed in float32, as in torch's kernels
 
 
 @rule("sum", "mean", "max", "min", "any", "all")
 def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Reduce over dimensions, `x.mean(1)`, `x.sum((0, 2))`, or over all of the batch at once."""
+    """Reduce over dimensions, `x.mean(1)`, `x.sum((0, 2))`, or over all elements."""
     me = args[0]
     if is_sharded(me) and not args[1:] and not kwargs:
         return over_everything(func.__name__, me)
@@ -33,19 +33,19 @@ def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dims = dims_of(given.get("dim"), me.dim())
     if dims is not None and me.shard_dim in dims:
         return over_batch(func.__name__, me, dims, given)
-    return rows.by_rows(rows.named, True, func, args, kwargs)
+    return rows.rowwise(rows.named_dims, True, func, args, kwargs)
 
 
 def over_everything(name: str, me: ShardedTensor) -> Any:
-    """Reduce to a number: a sum stays a part until somebody reads it; extremes are read at once."""
+    """Reduce to a number: a sum or mean stays partial until it is read."""
     local = me.local
     view = me.sizes.view
     if name in ("sum", "mean"):
         if name == "mean" and not (local.is_floating_point() or local.is_complex()):
-            return ONCE
+            return GATHER_ONCE
         low = local.dtype in LOW
         if low and torch.is_autocast_enabled(local.device.type):
-            return ONCE  # autocast decides the dtype
+            return GATHER_ONCE  # autocast decides the dtype
         total = local.sum(dtype=torch.float32) if low else local.sum()
         dtype = local.dtype if low else total.dtype
         if name == "sum":
@@ -54,19 +54,19 @@ def over_everything(name: str, me: ShardedTensor) -> Any:
         return Partial(total / me.numel(), view, dtype, known, "MeanBackward0")
     needs = local.requires_grad and torch.is_grad_enabled()
     if needs or local.is_complex() or not me.numel():
-        return ONCE
+        return GATHER_ONCE
     return getattr(view.group.all_gather(getattr(local, name)()), name)()
 
 
 def over_batch(name: str, me: ShardedTensor, dims: list[int], given: dict[str, Any]) -> Any:
-    """Compute `x.sum(0)`, `x.mean((0, 2, 3))` by one all-reduce, at most as large as a row."""
+    """Compute `x.sum(0)` or `x.mean((0, 2, 3))` by one all-reduce of the local sums."""
     local, keepdim = me.local, given["keepdim"]
     if name not in ("sum", "mean") or given["dtype"] is not None:
         return NotImplemented
     inexact = local.is_floating_point() or local.is_complex()
     if local.dtype in LOW or (name == "mean" and not inexact):
-        return ONCE
+        return GATHER_ONCE
     total, node = local.sum(dims, keepdim=keepdim), "SumBackward1"
     if name == "mean":
         total, node = total / math.prod(me.shape[dim] for dim in set(dims)), "MeanBackward1"
-    return named(SumOverRanks, node).apply(total, me.sizes.view.group)
+    return with_node_name(SumOverRanks, node).apply(total, me.sizes.view.group)

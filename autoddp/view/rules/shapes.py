@@ -1,4 +1,4 @@
-"""Views and shape functions, on local parts as long as each row stays with its rank."""
+"""Views and shape functions; they run on local shards if each row stays on its rank."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch.utils._pytree import tree_leaves
 from autoddp.errors import BadInput
 from autoddp.torch_internals import no_dispatch, plain_tensors
 from autoddp.view.local_call import Const, LocalCall
-from autoddp.view.rules.joining import blocks_apart
-from autoddp.view.rules.operands import dims_of, related
+from autoddp.view.rules.joining import split_blocks
+from autoddp.view.rules.operands import alias_of, dims_of
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import attribute_rule, computed, refused, rule
+from autoddp.view.table import attribute_rule, refusal, rule, uncached_rule
 
 
 def _listed(rest: Any) -> list[Any]:
-    """Return sizes as a list of their own, given as such or one by one."""
+    """Return sizes as a list, given as a tuple or one by one."""
     return list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
 
 
 def _resized(me: Any, rest: Any, sizes: list[int], place: Any) -> Any:
-    """Return the decision for a view of these sizes, as they were given: as a tuple or singly."""
+    """Return the decision for a view of these sizes, in the form in which they were given."""
     listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
     given = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
     return LocalCall((me, *given), {}, place, aliases=True)
@@ -33,7 +33,7 @@ def _resized(me: Any, rest: Any, sizes: list[int], place: Any) -> Any:
 
 @rule("view", "reshape")
 def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """View (B, T, V) as (B*T, V) and back: rows stay contiguous, T times as many or as few."""
+    """View (B, T, V) as (B*T, V) and back: a rank has T times as many rows or as few."""
     me, *rest = args
     want = _listed(rest)
     if not is_sharded(me) or kwargs or not want or not all(type(n) is int for n in want):
@@ -45,23 +45,24 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if unknown:
         want[want.index(-1)] = count // known
     found = _regrouped(me, want)
-    if found is None or not _viewable(func, me, want):
+    if found is None:
         return NotImplemented
+    _check_view(func, me, want)
     dim, sizes = found
     want[dim] = sizes.local
     return _resized(me, rest, want, found)
 
 
 def _regrouped(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | None:
-    """Return where the batch lies in a result of this shape: each row stays with its rank.
+    """Return the placement of the batch in a result of this shape, None if rows would move.
 
-    It keeps its place, merged with what follows it, or apart again; or it is merged with what is
-    before it, and consists of blocks.
+    The batch keeps its dimension, merged with what follows it or split from that; or it is merged
+    with what precedes it, and consists of blocks.
     """
     shape, dim, sizes = list(me.shape), me.shard_dim, me.sizes
     if prod(want) != prod(shape):
         return None
-    before = prod(shape[:dim])  # elements before, in units of what is behind
+    before = prod(shape[:dim])
     place, seen = 0, 1
     while place < len(want) and seen < before:
         seen *= want[place]
@@ -73,21 +74,21 @@ def _regrouped(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | N
         sizes.total // sizes.blocks,
     ]:
         return place + 1, sizes.of_one_block()
-    # dimensions of size 1 leave several places, of which one keeps the sizes if any does
+    # with dimensions of size 1 there are several places; prefer one with the same sizes
     places = [k for k in range(place, len(want)) if prod(want[place:k]) == 1]
     fits = [(k, s) for k in places if (s := _sizes_of(sizes, want[k])) is not None]
     return next((fit for fit in fits if fit[1] is sizes), fits[0] if fits else None)
 
 
 def _sizes_of(sizes: ShardSizes, total: int) -> ShardSizes | None:
-    """Return the sizes of as many rows, merged with what is behind them, or apart again."""
+    """Return the sizes for `total` rows, each merged with what follows it or split from it."""
     if total and total % sizes.total == 0:
         return sizes.times(total // sizes.total)
     return sizes.over(sizes.total // total) if total and sizes.total % total == 0 else None
 
 
 def _in_blocks(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | None:
-    """View (T, B, V) as (T*B, V): the batch merges with what is before it, and has T blocks."""
+    """Return the placement in a view of (T, B, V) as (T*B, V), which consists of T blocks."""
     shape, dim = list(me.shape), me.shard_dim
     alike = zip(shape, want, strict=False)
     first = next((d for d, (a, b) in enumerate(alike) if a != b), len(want))
@@ -97,16 +98,14 @@ def _in_blocks(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | N
     return first, me.sizes.times(want[first] // (blocks * me.sizes.total)).repeated(blocks)
 
 
-def _viewable(func: Any, me: ShardedTensor, want: list[int]) -> bool:
-    """Return whether the whole can be viewed so, where a rank of one row could in any case."""
-    if me.sizes.smallest > 1 and me.sizes.blocks == 1:
-        return True
-    whole = torch.empty_strided(me.shape, me.stride(), device="meta")
-    getattr(whole, func.__name__)(want)  # raises as one process does
-    return True
+def _check_view(func: Any, me: ShardedTensor, want: list[int]) -> None:
+    """Raise torch's error if the whole has no such view: that of a single row always exists."""
+    if me.sizes.smallest < 2 or me.sizes.blocks > 1:
+        whole = torch.empty_strided(me.shape, me.stride(), device="meta")
+        getattr(whole, func.__name__)(want)
 
 
-COPIES = ("diag_embed", "repeat", "tile")  # the others give views
+COPIES = ("diag_embed", "repeat", "tile")  # the others return views
 
 
 @rule(
@@ -114,32 +113,32 @@ COPIES = ("diag_embed", "repeat", "tile")  # the others give views
     *("unsqueeze", "select", "narrow", "unbind", "split", "chunk", "tensor_split", "unsafe_chunk"),
     *("split_with_sizes", "diagonal", "diag_embed", "unfold", "repeat", "tile"),
 )
-@rule(torch.ops.aten.numpy_T, torch.ops.aten.mT)  # as Dynamo writes these attributes
+@rule(torch.ops.aten.numpy_T, torch.ops.aten.mT)  # the attributes in Dynamo's graphs
 @attribute_rule("T", "mT")
-def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Move, take or repeat along other dimensions; the batch's is found where its size shows."""
+def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Move, select or repeat along other dimensions; a marked size shows where the batch goes."""
     me, *rest = args
     if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
         return NotImplemented
     numbers = [n for n in tree_leaves((rest, kwargs)) if type(n) is int]
-    mark = max(me.shape) * max([1, *numbers]) + 1  # a size that no other dimension comes to
+    mark = max(me.shape) * max([1, *numbers]) + 1  # larger than any other size of the result
     sizes = [mark if dim == me.shard_dim else n for dim, n in enumerate(me.shape)]
     try:
         out = func(torch.empty(sizes, device="meta"), *rest, **kwargs)
     except (RuntimeError, IndexError):
-        out = ()  # as on the whole; or it is to be split there by other sizes
+        out = ()  # an error of the whole, or a split
     several = isinstance(out, (tuple, list))
     outs = out if several else [out]
     if not outs or any(list(x.shape).count(mark) != 1 for x in outs):
-        return blocks_apart(func, me, args, kwargs)
+        return split_blocks(func, me, args, kwargs)
     places = [(list(x.shape).index(mark), me.sizes) for x in outs]
     out_at: Any = places if several else places[0]
     return LocalCall(args, kwargs, out_at, aliases=func.__name__ not in COPIES)
 
 
-@computed("flatten", "unflatten")
+@uncached_rule("flatten", "unflatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Flatten dimensions, or take one apart, as `reshape` does."""
+    """Flatten or unflatten by `reshape`."""
     me = args[0]
     if not is_sharded(me):
         return NotImplemented
@@ -149,12 +148,12 @@ def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("squeeze")
 def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Squeeze by the sizes of the whole: this rank may hold one row of many."""
+    """Squeeze by whole sizes: this rank may hold a single row."""
     me = args[0]
     if not is_sharded(me) or len(args) > 2:
         return NotImplemented
-    asked = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
-    dims = dims_of(asked, me.dim())
+    given = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
+    dims = dims_of(given, me.dim())
     if dims is None or any(d == me.shard_dim and me.shape[d] == 1 for d in dims):
         return NotImplemented
     gone = tuple({d for d in dims if me.shape[d] == 1})
@@ -163,12 +162,12 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return LocalCall((me, Const(gone)), {}, place, aliases=True)
     if kwargs:
         return LocalCall(args, {"dim": Const(gone)}, place, aliases=True)
-    return related(me, me.local.squeeze(gone), place[0])
+    return alias_of(me, me.local.squeeze(gone), place[0])
 
 
 @rule("expand", "broadcast_to")
 def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Expand along other dimensions."""
+    """Expand other dimensions than the batch."""
     me, *rest = args
     sizes = _listed(rest)
     if not is_sharded(me) or kwargs or not all(type(n) is int for n in sizes):
@@ -180,9 +179,9 @@ def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return _resized(me, rest, sizes, (at, me.sizes))
 
 
-@computed("expand_as", "view_as", "reshape_as")
+@uncached_rule("expand_as", "view_as", "reshape_as")
 def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Give a tensor the shape of another, as `expand`, `view` and `reshape` do."""
+    """Expand or view by the shape of another tensor."""
     me, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
     if not isinstance(other, Tensor):
         return NotImplemented
@@ -192,9 +191,9 @@ def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 SHAPES = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_")
 
 
-@computed(*SHAPES)
+@uncached_rule(*SHAPES)
 def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the function without the underscore; then the wrapper itself takes the new shape."""
+    """Call the function without the underscore, and give the wrapper the new shape."""
     me, name = args[0], func.__name__
     if not is_sharded(me):
         return NotImplemented
@@ -202,21 +201,21 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return me
     out = getattr(Tensor, name[:-1])(*args, **kwargs)
     if not is_sharded(out):
-        raise BadInput(refused(me.shape, name))
+        raise BadInput(refusal(me.shape, name))
     with torch.no_grad(), plain_tensors(), no_dispatch():
         func(*args, **kwargs)
     me._local, me.spec = out._local, out.spec
-    me._whole, me._versions = None, (0, 0)  # what was gathered has the old shape
+    me._whole, me._versions = None, (0, 0)  # gathered in the old shape
     return me
 
 
-@computed("resize_", "resize_as_", "as_strided_")
+@uncached_rule("resize_", "resize_as_", "as_strided_")
 def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Refuse other memory under the same tensor: it has no meaning for rows."""
+    """Refuse other memory for the same tensor, which shards cannot represent."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
     sizes = rest[0].shape if rest and isinstance(rest[0], Tensor) else _listed(rest)
     if func.__name__ != "as_strided_" and tuple(sizes) == me.shape:
         return me
-    raise BadInput(refused(me.shape, func.__name__))
+    raise BadInput(refusal(me.shape, func.__name__))
