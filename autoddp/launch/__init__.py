@@ -55,10 +55,6 @@ def run(script: Script, options: Options) -> int:
         from autoddp.process import worker
 
         worker.leave(worker.joined(script, options, own))
-    if script.is_broken():
-        code = script.run(options.verbose)  # python's own words, before any rank starts
-        tell_nodes(ready, f"{script.name} cannot be run by python")
-        return code
     if own.kind is own_ddp.Kind.ONCE:
         return alone(script, options, own_ddp.once(script.name, own.line))
     one = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)

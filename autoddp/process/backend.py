@@ -22,7 +22,6 @@ class RankDevice:
         backend: Name of the accelerator's own backend; empty: it has none.
         each: Number of devices that the rank is shown.
         why: Reason why there is no device, for the user.
-        name: Model of the device, as its maker sells it.
     """
 
     host: str
@@ -31,7 +30,6 @@ class RankDevice:
     backend: str = ""
     each: int = 1
     why: str = "no GPU here"
-    name: str = ""
 
     @property
     def words(self) -> str:
@@ -50,7 +48,6 @@ class Choice:
         why: Reason for that backend, for the line at the start.
         part: Fraction of its device's memory that a rank may take.
         kind: torch's word for the accelerator that the ranks compute on; empty: CPUs.
-        unlike: Warning where the ranks compute on devices of several models; else empty.
         alone: Whether each rank talks from one device.
     """
 
@@ -58,7 +55,6 @@ class Choice:
     why: str = ""
     part: float = 1.0
     kind: str = ""
-    unlike: str = ""
     alone: bool = False
 
 
@@ -86,19 +82,8 @@ def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
     elif wanted != "gloo":
         one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
         why = f"{one} for each rank"
-        return Choice(first.backend, why, 1.0, first.kind, _unlike(claims), first.each == 1)
+        return Choice(first.backend, why, 1.0, first.kind, first.each == 1)
     if wanted not in PLAIN:
         raise BadInput(f"--backend is {wanted}, but {why}; use --backend gloo")
     why += f", each at most 1/{most} of the memory" if most > 1 else ""
-    return Choice("gloo", why, 1 / most, first.kind, _unlike(claims))
-
-
-def _unlike(claims: Sequence[RankDevice]) -> str:
-    other = next((t for t in claims if t.name != claims[0].name), None)
-    if other is None:
-        return ""
-    return (
-        f"rank {claims.index(other)} computes on {other.name}, rank 0 on {claims[0].name}: each "
-        "rounds in its own way, so decisions may differ that hang on the last digits of what ranks "
-        "compute alike; give all the same"
-    )
+    return Choice("gloo", why, 1 / most, first.kind)

@@ -27,8 +27,8 @@ SETS = re.compile(r"environ|putenv|dotenv")
 def is_wanted(script: Script) -> bool:
     """Return whether a script seems to import the compiler, and seems to set no variable first."""
     path, folder = script.find(), script.folder()
-    texts = [script.text or ""]
-    for file in source.files(path, folder, script.text):
+    texts = []
+    for file in source.files(path, folder):
         with suppress(OSError):
             texts.append(Path(file).read_text(errors="replace"))
     return any(map(USES.search, texts)) and not any(map(SETS.search, texts))

@@ -113,9 +113,8 @@ def rank_device(world: World, given: Devices) -> RankDevice:
     if not given.visible:
         return RankDevice(host, why=given.why)
     mine = given.visible[world.local_rank]
-    name, each = accelerator.ask("get_device_name") or "", mine.count(",") + 1
-    identity = accelerator.identity(mine)
-    return RankDevice(host, identity, given.kind, given.backend, each, name=name)
+    each = mine.count(",") + 1
+    return RankDevice(host, accelerator.identity(mine), given.kind, given.backend, each)
 
 
 def take_part_of_memory(part: float) -> None:

@@ -99,7 +99,7 @@ def facts(script: Script | None, options: Options) -> Facts:
     """Return what must be alike on all nodes, by the words in which a difference is told.
 
     Args:
-        script: The script; None where it is no file, as of `python -c`.
+        script: The script; None for a decorated call.
         options: Those of the run.
     """
     found = {
@@ -117,22 +117,14 @@ def facts(script: Script | None, options: Options) -> Facts:
     found["the script"] = script.name
     found["the script's command line"] = " ".join(script.args) or "empty"
     path, folder = os.path.realpath(script.find()), script.folder()
-    if script.text is not None:
-        path, found["the script's text"] = "", summary(script.text.encode(errors="surrogatepass"))
-    files = source.files(path, folder, script.text)
-    return found | {
-        f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files if name
-    }
+    files = source.files(path, folder)
+    return found | {f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files}
 
 
 def digest(file: str) -> str:
     """Return a file's checksum and size; or why it cannot be read, which the run then says."""
     try:
-        return summary(Path(file).read_bytes())
+        data = Path(file).read_bytes()
     except OSError as error:
         return error.strerror or "unreadable"
-
-
-def summary(data: bytes) -> str:
-    """Return the checksum and the size of a file's bytes, or of a text's."""
     return f"{hashlib.sha256(data).hexdigest()[:12]} (SHA-256) in {len(data)} bytes"

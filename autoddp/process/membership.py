@@ -34,7 +34,7 @@ def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
     """Return the line said at the start: how many ranks, which backend and why, which view."""
     return (
         f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}, {chosen.backend} ({chosen.why}), "
-        f"{view} view{chosen.unlike and f'; {chosen.unlike}'}"
+        f"{view} view"
     )
 
 

@@ -51,9 +51,9 @@ class SourceFacts:
 Scopes = dict[str, list[Scope]]
 
 
-def read(path: str, folder: str, text: str | None = None) -> SourceFacts:
-    """Read a script, or its text, and what it imports from `folder`, the first on its path."""
-    scopes, roots = _scopes(path, folder, text)
+def read(path: str, folder: str) -> SourceFacts:
+    """Read a script, and what it imports from `folder`, the first on its path."""
+    scopes, roots = _scopes(path, folder)
     seen = _reached(scopes, [(root, False) for root in roots])
     inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes[name]]
     joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
@@ -73,18 +73,18 @@ def read(path: str, folder: str, text: str | None = None) -> SourceFacts:
     )
 
 
-def files(path: str, folder: str, text: str | None = None) -> list[str]:
+def files(path: str, folder: str) -> list[str]:
     """Return the files of a script: itself, and what it imports from `folder`."""
-    return _scopes(path, folder, text)[1]
+    return _scopes(path, folder)[1]
 
 
 def joins(path: str, name: str) -> bool:
     """Return whether the function `name` of a file may join a process group, on any condition."""
-    return _joins(_scopes(path, os.path.dirname(path), None)[0], {name, path})
+    return _joins(_scopes(path, os.path.dirname(path))[0], {name, path})
 
 
 @cache  # a launcher reads a script once, for all questions and for its ranks
-def _scopes(path: str, folder: str, text: str | None) -> tuple[Scopes, list[str]]:
+def _scopes(path: str, folder: str) -> tuple[Scopes, list[str]]:
     """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
     scopes: Scopes = {}
     roots: list[str] = []
@@ -96,7 +96,7 @@ def _scopes(path: str, folder: str, text: str | None) -> tuple[Scopes, list[str]
         roots.append(file)
         scopes[file] = []
         try:
-            tree = ast.parse(text if file == path and text else Path(file).read_bytes())
+            tree = ast.parse(Path(file).read_bytes())
             _Reader(file, scopes).visit(tree)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue  # python itself tells of the error; a file too deeply nested to parse may run

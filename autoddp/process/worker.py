@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from autoddp.comm.group import TIMEOUT, Group
+from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World
@@ -23,7 +23,6 @@ from autoddp.process import allocator, joining, launcher_signals, own_ddp, strea
 from autoddp.process.devices import Devices
 from autoddp.process.guard import check_joined, tell_devices
 from autoddp.process.job_folder import JobFolder
-from autoddp.process.meeting import compare, facts_of, meet
 from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
@@ -91,18 +90,6 @@ def by_itself(job: Job, world: World) -> int:
     if "numpy.random" in sys.modules:
         # a fork has its parent's generator; Python's reseeds itself
         sys.modules["numpy.random"].seed()
-    nodes = world.nodes(os.environ)
-    if nodes > 1 and world.agent_store:  # the launchers', which are ours
-        tcp = dist.TCPStore(world.master_addr, world.master_port, None, False, TIMEOUT)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"autoddp/{attempt}/by itself", tcp)
-        facts = facts_of(world, job.script, job.options, job.apart)
-        try:
-            meet(store, world, facts, lambda said: compare(said, "node"))
-        except BadInput:
-            if world.local_rank:  # the node's first rank says it
-                leave(2)
-            raise
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.said(job.script.name))

@@ -119,31 +119,18 @@ def test_a_node_says_that_node_0_does_not_answer(tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("script", "code", "says", "told"),
-    [
-        ("none.py", 2, "[autoddp] no script at none.py (in ", "no script at none.py"),
-        (
-            "broken.py",
-            1,
-            "SyntaxError: '(' was never closed",
-            "broken.py cannot be run by python",
-        ),
-    ],
-)
-def test_a_node_that_cannot_start_ends_the_other_with_its_reason(
-    script, code, says, told, tmp_path
-):
-    (tmp_path / "broken.py").write_text("print('a'\n")
+def test_a_node_that_cannot_start_ends_the_other_with_its_reason(tmp_path):
     port = free_port()
     good = Node(tmp_path, port, 0)
     good.until("waiting for node 1 of 2 since ")
-    ended, out, err = Node(tmp_path, port, 1, script=script).end()
-    assert (ended, out) == (code, "")
-    assert err.splitlines()[-1].startswith(says)
+    ended, out, err = Node(tmp_path, port, 1, script="none.py").end()
+    assert (ended, out) == (2, "")
+    assert err.splitlines()[-1].startswith("[autoddp] no script at none.py (in ")
     ended, out, err = good.end()
     assert (ended, out) == (1, ""), err
-    assert err.splitlines()[-1].startswith(f"[autoddp] node 1 ({HOST}) has given up: {told}")
+    assert err.splitlines()[-1].startswith(
+        f"[autoddp] node 1 ({HOST}) has given up: no script at none.py"
+    )
 
 
 @pytest.mark.cluster

@@ -95,14 +95,6 @@ def test_rank_0_decides_by_what_all_compute_on(ranks, wanted, choice):
     assert decide(ranks, wanted) == choice
 
 
-def test_devices_that_round_in_ways_of_their_own_are_named():
-    found = decide(told("x", name="A100") + told("y", name="H100", host="b"))
-    assert found.unlike.startswith(
-        "rank 1 computes on H100, rank 0 on A100: each rounds in its own way"
-    )
-    assert decide(told("x", "y", name="A100")).unlike == ""
-
-
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [

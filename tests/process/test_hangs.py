@@ -219,18 +219,14 @@ def test_a_rank_that_computes_is_waited_for(job):
         timeout=2,
     )
     assert (done.code, done.out) == (0, "through\n")
-    (said, *_) = [one for one in ours(done) if "has waited" in one]
-    assert "rank 1 has waited for" in said
-    assert "for rank 0, at job.py" in said
 
 
 def test_a_program_that_rank_0_runs_for_all_may_take_its_time(job):
-    done, (line,) = job(
+    done, _ = job(
         """
         if step == 4:
-            subprocess.run(["sleep", "6"])  #MARK
+            subprocess.run(["sleep", "6"])
         """,
         timeout=2,
     )
     assert (done.code, done.out) == (0, "through\n")
-    assert any(f"for rank 0, at {line}" in one for one in ours(done))
