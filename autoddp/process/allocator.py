@@ -1,9 +1,9 @@
 """The C library's allocator: a rank keeps the memory that its tensors have left.
 
 By default glibc gives memory back to the system whenever much of it is free at the end of the heap,
-which it is after every backward. The next step's tensors then come to pages that the system has to
-find and to fill with zeros: of an elementwise operation on the CPU that can be nine tenths of the
-time. See `mallopt(3)`.
+which it is after every backward. For the next step's tensors the system then has to map new pages
+and fill them with zeros, which can take nine tenths of the time of an elementwise operation on the
+CPU. See `mallopt(3)`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def keep_memory(environ: Mapping[str, str]) -> bool:
     """Keep what is freed for the next tensors of this process, and of its forks.
 
     Returns:
-        Whether it does: not where the user's environment says what is kept, nor where the C library
-        has no such setting.
+        Whether it does: not if the user's environment has such settings, or the C library has none.
     """
     asked = any(name in environ for name in ASKED) or "malloc" in environ.get("GLIBC_TUNABLES", "")
     if asked or not hasattr(LIBRARY, "mallopt"):

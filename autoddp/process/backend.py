@@ -33,7 +33,7 @@ class RankDevice:
 
     @property
     def words(self) -> str:
-        """Return in words what the rank computes on."""
+        """Describe for messages what the rank computes on."""
         if not self.device:
             return f"on CPUs ({self.why})"
         return f"on {words(self.kind, self.each)} ({self.backend or 'gloo'})"
@@ -59,7 +59,7 @@ class Choice:
 
 
 def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
-    """Choose the backend from what all ranks say of their devices, in the order of the ranks.
+    """Choose the backend by the devices of all ranks, given in the order of the ranks.
 
     Raises:
         BadInput: The ranks compute on different kinds of devices, or cannot use what is wanted.

@@ -1,8 +1,8 @@
 """Torch's compiler, imported once for all ranks of a node where the script would import it anyway.
 
 The first optimizer imports `torch._dynamo`, and torchvision does: that takes as long as the import
-of torch itself, in every rank. Whether it is worth while the words of the script tell; what the
-script finds afterwards is as before: its environment, and its own modules.
+of torch itself, in every rank. The text of the script decides whether it is imported. The script's
+environment and its own modules are as before.
 """
 
 from __future__ import annotations

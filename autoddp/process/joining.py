@@ -40,7 +40,7 @@ def find_devices(ranks: int, options: Options) -> Devices:
 
 
 def take_device(world: World, given: Devices) -> None:
-    """Show this rank its own device alone, whatever the script says about visible devices later.
+    """Show this rank its own device alone, whatever the script sets later.
 
     A driver that was asked before still shows all devices: this rank's becomes the current one.
     """
@@ -101,10 +101,10 @@ def join(
     return group, chosen
 
 
-def decision(wanted: str, kind: str, said: list[Any]) -> dict[str, Any]:
-    """Decide, on rank 0, by the device and the facts that each rank has told."""
-    compare([facts for _, facts in said], kind)
-    return asdict(decide([RankDevice(**device) for device, _ in said], wanted))
+def decision(wanted: str, kind: str, ranks: list[Any]) -> dict[str, Any]:
+    """Decide, on rank 0, by the device and the facts of each rank."""
+    compare([facts for _, facts in ranks], kind)
+    return asdict(decide([RankDevice(**device) for device, _ in ranks], wanted))
 
 
 def rank_device(world: World, given: Devices) -> RankDevice:
@@ -146,7 +146,7 @@ def hosted(world: World) -> World:
 
 
 def set_interface(world: World) -> None:
-    """Talk by the interface that routes to the master, unless told otherwise."""
+    """Select the interface that routes to the master, unless the user has selected one."""
     interface = network.interface_to(world.master_addr)
     if interface is None:
         return

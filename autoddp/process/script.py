@@ -43,7 +43,7 @@ class Script:
         return find_module(self.name) if self.module else find_file(self.name)
 
     def read(self) -> SourceFacts:
-        """Read what the script's source says of ranks, without running anything.
+        """Read the script's source for its own ranks, without running anything.
 
         Raises:
             BadInput: There is no such script, or it cannot be read or run.
@@ -184,7 +184,7 @@ def _show(error: BaseException) -> int:
         HERE.raised = None
         own = sys.__stderr__
         if HERE.world and HERE.world.rank and own is not None and sys.stderr is not own:
-            # what a rank above 0 writes to a stream of the script's, nobody finds
+            # a stream that the script has made is lost on a rank above 0
             traceback.print_exception(error, file=own)
     except SystemExit as ending:
         return _system_exit(ending)

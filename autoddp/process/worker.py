@@ -37,7 +37,7 @@ TICK = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """The instructions that each rank of this node is given."""
+    """The instructions for each rank of this node."""
 
     script: Script
     options: Options
@@ -74,7 +74,7 @@ def run(job: Job) -> int:
             group.conclude()
         code = finish(code)
         if os.getpid() != this:
-            leave(code)  # a child that the script forked has come to its end; the rank goes on
+            leave(code)  # a child that the script forked has ended; the rank goes on
         group.context.ending = True
         forget()
         mine.ran, mine.code = (job.script.name, *job.script.args), code
@@ -141,9 +141,11 @@ def set_up(world: World) -> bool:
 def end(group: Group, code: int) -> None:
     """Leave the job, in an order in which the user sees one failure: rank 0's, if it fails too."""
     world, store = group.world, group.store
-    group.leave()  # ranks that wait for an effect of this one learn that it will not come
+    group.leave()  # ranks that wait for an effect of this one are notified
     try:
-        asks = bool(world.rank and code)  # before this rank says its end: then the store may go
+        asks = bool(
+            world.rank and code
+        )  # before this rank reports its end, after which the store may go
         failed = asks and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
@@ -151,11 +153,11 @@ def end(group: Group, code: int) -> None:
         elif failed and world.rank == world.local_rank:
             time.sleep(PATIENCE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:
-        pass  # the store went with its host, or a rank did not end: nobody is waited for longer
+        pass  # the store has ended with its host, or a rank did not end in time
 
 
 def _fails_too(store: Any) -> bool:
-    """Return whether rank 0 says that it failed, too; not if it waits for another's launcher."""
+    """Return whether rank 0 reports that it failed, too; not if it waits for another launcher."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if store.check(["ended/0"]):

@@ -7,7 +7,7 @@ import torch
 
 from autoddp.errors import BadInput
 from autoddp.process.backend import Choice, RankDevice, decide
-from autoddp.process.devices import There, count, share, there, variable, visible
+from autoddp.process.devices import There, share, variable, visible
 from autoddp.training.visible_devices import among
 
 HALF = ", each at most 1/2 of the memory"
@@ -35,16 +35,12 @@ def told(*devices, host="a", **given):
     [
         (None, 0, []),
         (None, 3, ["0", "1", "2"]),
-        ("", 3, []),
         ("-1", 3, []),
         ("2,0", 3, ["2", "0"]),
-        (" 1 , 2", 3, ["1", "2"]),
         ("0,9,1", 3, ["0"]),
         ("0,0", 3, []),
         ("0,-1,1", 3, ["0"]),
         ("GPU-4f,MIG-77", 3, ["GPU-4f", "MIG-77"]),
-        ("GPU-4f", 0, []),
-        ("nonsense", 3, []),
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
@@ -55,11 +51,8 @@ def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
 @pytest.mark.parametrize(
     ("names", "ranks", "wanted", "given"),
     [
-        ((), 2, "auto", ()),
-        (("0", "1"), 2, "auto", ("0", "1")),
         (("0", "1", "2"), 2, "nccl", ("0", "1")),
         (("0", "1", "2"), 2, "native", ("0", "1")),
-        (("4", "6"), 2, "gloo", ("4", "6")),
         (("5",), 2, "auto", ("5", "5")),
         (("0", "1"), 3, "auto", ("0", "1", "0")),
     ],
@@ -108,11 +101,6 @@ def test_rank_0_decides_by_what_all_compute_on(ranks, wanted, choice):
             [*told("x"), RankDevice("b", "x", "cuda")],
             "rank 1 on b computes on 1 GPU (gloo), rank 0 on a on 1 GPU (nccl); give all nodes the "
             "same, or have all compute on CPUs: CUDA_VISIBLE_DEVICES= before the command",
-        ),
-        (
-            [RankDevice("b", "0", "npu", "hccl"), *told("x")],
-            "rank 1 on a computes on 1 GPU (nccl), rank 0 on b on 1 npu device (hccl); give all "
-            "nodes the same, or have all compute on CPUs: CUDA_VISIBLE_DEVICES= before the command",
         ),
         (told("x", "x"), "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"),
     ],
@@ -167,8 +155,3 @@ def test_variables_by_kind():
         "other": "OTHER_VISIBLE_DEVICES",
     }
     assert variable("cuda", {"HIP_VISIBLE_DEVICES": "1"}) == "HIP_VISIBLE_DEVICES"
-
-
-def test_counting_does_not_need_a_driver():
-    assert count() >= 0
-    assert len(there({}).names) >= 0

@@ -46,7 +46,7 @@ class RankStatus:
 
     @property
     def does(self) -> str:
-        """Return in words what the rank does."""
+        """Describe for messages what the rank does."""
         if self.waits:
             return f"has waited for {self.waits:.0f} s in «{self.words}»"
         return f"is at {self.line}" + (f", idle for {self.idle:.0f} s" if self.idle >= 1 else "")

@@ -18,7 +18,7 @@ from autoddp.report import is_users, places
 BUSY = 0.01  # part of one processor's time, from which on a process is busy
 WAKES = 2.0  # per second, from which on something arrives for a thread; a sleeping one has none
 TICKS = os.sysconf("SC_CLK_TCK")
-DEPTH = 32  # frames of a stack that are told
+DEPTH = 32  # frames of a stack that are shown
 
 
 class ProgressReading(NamedTuple):
@@ -31,7 +31,7 @@ class ProgressReading(NamedTuple):
 
 
 class ProgressProbe:
-    """The probe that looks at this process from a thread beside the one that runs the script."""
+    """The probe that looks at this process from another thread than the script's."""
 
     def __init__(self, ident: int, native: int) -> None:
         self.ident, self.native = ident, native

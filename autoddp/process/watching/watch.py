@@ -110,7 +110,7 @@ class Watch:
             try:
                 came = line.arrived()
             except RankEnded:
-                del self.lines[rank]  # the rank has come to its end
+                del self.lines[rank]  # the rank has ended
                 self.ended.append(rank)
                 continue
             for what, content in map(json.loads, came):
