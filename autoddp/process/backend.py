@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
-from autoddp.process.devices import PLAIN, variable, words
+from autoddp.process.devices import PLAIN, words
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class RankDevice:
     def words(self) -> str:
         """Describe for messages what the rank computes on."""
         if not self.device:
-            return f"on CPUs ({self.why})"
-        return f"on {words(self.kind, self.each)} ({self.backend or 'gloo'})"
+            return f"CPUs ({self.why})"
+        return f"{words(self.kind, self.each)} ({self.backend or 'gloo'})"
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,9 @@ def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
     """Choose the backend by the devices of all ranks, given in the order of the ranks.
 
     Raises:
-        BadInput: The ranks compute on different kinds of devices, or cannot use what is wanted.
+        BadInput: The ranks cannot use what is wanted.
     """
     first, places = claims[0], Counter((t.host, t.device) for t in claims)
-    for rank, t in enumerate(claims):
-        if t.words != first.words:
-            name = variable(t.kind or first.kind, os.environ)
-            raise BadInput(
-                f"rank {rank} on {t.host} computes {t.words}, rank 0 on {first.host} {first.words};"
-                f" give all nodes the same, or have all compute on CPUs: {name}= before the command"
-            )
     if not first.device:
         return Choice("gloo", first.why)
     most, why = max(places.values()), "asked for"

@@ -83,13 +83,14 @@ def join(
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
     chosen = Choice()
-    facts = facts_of(world, script, options, apart)
+    mine, facts = rank_device(world, given), facts_of(world, script, options, apart)
+    if facts is not None:
+        facts["what a rank computes on"] = mine.words
 
     def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
-        mine = asdict(rank_device(world, given)), facts
         act = partial(decision, options.backend, "rank" if apart else "node")
-        chosen = Choice(**meet(over, world, mine, act))
+        chosen = Choice(**meet(over, world, (asdict(mine), facts), act))
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
 
     group = Group.join(hosted(world), attempt, backend, say)

@@ -11,10 +11,7 @@ import time
 import pytest
 
 from autoddp import torch_internals
-from autoddp.comm.world import World
 from autoddp.launch.rendezvous import listen
-from autoddp.process.backend import Choice
-from autoddp.process.membership import greeting
 from tests.support.cli import environ, fork_cli, run_cli, run_python
 from tests.support.ports import free_port
 
@@ -157,19 +154,6 @@ def test_children_start_nothing(tmp_path):
     )
     done = fork_cli("run", "-n", 2, path)
     assert (done.rc, done.out) == (0, "[]\n1\n\n"), done.err
-
-
-@pytest.mark.parametrize(
-    ("world", "environment", "text"),
-    [
-        (World(0, 2, 0, 2), {}, "2 ranks on 1 node, gloo (no GPU here), global view"),
-        (World(0, 4, 0, 2), {}, "4 ranks on 2 nodes, gloo (no GPU here), global view"),
-        (World(0, 3, 0, 2), {"GROUP_WORLD_SIZE": "3"}, "3 ranks on 3 nodes, gloo (no GPU here)"),
-    ],
-)
-def test_the_greeting_counts_nodes(world, environment, text):
-    nodes, chosen = world.nodes(environment), Choice("gloo", "no GPU here")
-    assert greeting(world.world_size, nodes, "global", chosen).startswith(text)
 
 
 def test_loader_workers_end_with_a_killed_rank(tmp_path):
