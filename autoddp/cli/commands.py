@@ -26,21 +26,10 @@ Json = Annotated[
 def run(
     script: Naming,
     shared: Given,
-    *,
-    code: Annotated[
-        str | None,
-        typer.Option(
-            "-c",
-            metavar="CODE",
-            help="Run this text in place of a file; what follows is its arguments, as with "
-            "python -c.",
-            rich_help_panel="Launch",
-        ),
-    ] = None,
 ) -> Act:
     """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own.
 
-    SCRIPT is a file; with -m a module; or - for a text on standard input.
+    SCRIPT is a file, or with -m a module.
 
     A variable stands for each option: AUTODDP_HANG_TIMEOUT=60 is --hang-timeout 60, and
     AUTODDP_QUIET=1 is --quiet. What is typed wins.

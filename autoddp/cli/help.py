@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from typer.core import TyperCommand
-
 SAME, WRONG = "What one process means", "When something is wrong"
 PANELS = {
     "Launch": ("nproc", "module", "gpus_per_rank", "backend", "own_ddp"),
@@ -50,26 +46,3 @@ def examples(name: str) -> str:
     """Return the end of a command's help: what to type, and what it does."""
     lines = (f"{typed}\n\n    {does}" for typed, does in EXAMPLES[name])
     return "\n\n".join(("Examples:", *lines))
-
-
-class CodeCommand(TyperCommand):
-    """A command with `-c CODE`, which takes everything behind it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Leave everything after `-c CODE` to the code, as python does."""
-        return super().parse_args(ctx, code_apart(self, args))
-
-
-def code_apart(command: Any, args: list[str]) -> list[str]:
-    """Put `--` behind `-c CODE`, where that is an option of the command and not the script's."""
-    taken = {name: option for option in command.params for name in option.opts}
-    at = 0
-    while "-c" in taken and at < len(args) and args[at][:1] == "-" and args[at] not in ("-", "--"):
-        word = args[at]
-        name = word if word.startswith("--") else word[:2]
-        option = taken.get(name)
-        valued = option is not None and not option.is_flag and name == word and "=" not in word
-        at += 2 if valued else 1
-        if name == "-c" and at <= len(args):
-            return [*args[:at], "--", *args[at:]]
-    return args

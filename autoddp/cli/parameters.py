@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoddp import __version__
-from autoddp.cli.help import CodeCommand, examples, panel_of
+from autoddp.cli.help import examples, panel_of
 from autoddp.errors import BadInput
 from autoddp.options import table, variables
 from autoddp.options.given import Given, read
@@ -78,7 +78,7 @@ def command_of(taker: str) -> Callable[[Command], Command]:
             asked = not given.get("recordings")  # else nothing runs
             shared = values(taker, typed, os.environ if asked else {}, given)
             wanted = RECORDINGS if given.get("recordings") else "[OPTIONS] SCRIPT [ARGS...]"
-            words = script, args or (), bool(shared["module"]), given.get("code")
+            words = script, args or (), bool(shared["module"])
             return function(lambda: named(f"{taker} {wanted}", *words), shared, **given)
 
         made = [
@@ -90,9 +90,7 @@ def command_of(taker: str) -> Callable[[Command], Command]:
         called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it
         called.__annotations__, called.__doc__ = {}, function.__doc__
         settings = {"allow_interspersed_args": False}
-        app.command(taker, cls=CodeCommand, context_settings=settings, epilog=examples(taker))(
-            called
-        )
+        app.command(taker, context_settings=settings, epilog=examples(taker))(called)
         return function
 
     return register
@@ -159,25 +157,16 @@ def shown(default: Any) -> str:
     return "none" if default in (None, ()) else str(default)
 
 
-def named(
-    usage: str, script: str | None, args: Sequence[str], module: bool, code: str | None
-) -> Script:
+def named(usage: str, script: str | None, args: Sequence[str], module: bool) -> Script:
     """Name the script that is to run, or the folders that are to be read.
 
     Raises:
         BadInput: None was given.
     """
-    from autoddp.process.script import Script, piped
+    from autoddp.process.script import Script
 
-    if code is not None:
-        if module:
-            raise BadInput("-c is given with -m; give the code, or the name of a module")
-        words = args if script is None else (script, *args)
-        return Script("-c", tuple(words), text=code)
     if script is None:
         many = usage.endswith(RECORDINGS)
         what = "recordings given; say which" if many else "script given; say which one"
         raise BadInput(f"no {what}: autoddp {usage}")
-    if script == "-" and not module and usage.startswith("run "):
-        return Script("-", tuple(args), text=piped())
     return Script(script, tuple(args), module)

@@ -1,4 +1,4 @@
-"""Start this node's ranks and see them to their end: one exit code, one failure told."""
+"""Start this node's ranks and wait for their end: one exit code, one failure reported."""
 
 from __future__ import annotations
 
@@ -39,42 +39,23 @@ def run(script: Script, options: Options) -> int:
     """
     options = schedulers.settle(os.environ, options)
     joins = launched(os.environ)
-    try:
-        script.find()
-        check(options)
-        facts = SourceFacts() if options.own_ddp == "no" else script.read()
-        own = own_ddp.of(facts, options.own_ddp)
-        ready = options if joins or own.kind is own_ddp.Kind.ONCE else prepare(options)
-    except BadInput as error:
-        if not joins:
-            tell_nodes(options, str(error))
-        raise
+    script.find()
+    check(options)
+    facts = SourceFacts() if options.own_ddp == "no" else script.read()
+    own = own_ddp.of(facts, options.own_ddp)
     if joins:
         world = World.read(os.environ)
         import_torch(several=world.local_world_size < world.world_size)
         from autoddp.process import worker
 
         worker.leave(worker.joined(script, options, own))
-    if script.is_broken():
-        code = script.run(options.verbose)  # python's own words, before any rank starts
-        tell_nodes(ready, f"{script.name} cannot be run by python")
-        return code
     if own.kind is own_ddp.Kind.ONCE:
         return alone(script, options, own_ddp.once(script.name, own.line))
+    ready = prepare(options)
     one = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
     if one and own.kind is own_ddp.Kind.VIEW:
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
-
-
-def tell_nodes(options: Options, why: str) -> None:
-    """Tell the nodes that wait at node 0 for this one, if any, that it cannot take part."""
-    node, host, port = options.node_rank, options.master_addr, options.master_port or PORT
-    if options.nnodes > 1 and node and host and network.has_store(host, port):
-        import_torch(several=True)
-        from autoddp.launch import rendezvous
-
-        rendezvous.tell(host, port, node, why)
 
 
 def launched(environ: Mapping[str, str]) -> bool:
@@ -163,7 +144,7 @@ def check(options: Options) -> None:
 def alone(script: Script, options: Options, why: str) -> int:
     """Run the script in this process, as it is; return its exit code."""
     say(options, why)
-    HERE.world = World()  # `@distributed` shall start no job in it
+    HERE.world = World()  # so that `@distributed` starts no job in it
     with Installation([Frames()] if Frames.wanted(options) else []):
         return script.run(whole_traceback=options.verbose)
 
@@ -192,7 +173,7 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         where = f"{options.master_addr}:{options.master_port}"
         say(options, f"waiting for {options.nnodes} nodes at {where}")
     failure, kept = agent.start(job, signals), False
-    # rank 0 of this node's says itself what it has raised
+    # rank 0 of this node prints itself what it has raised
     silent = failure is not None and (failure.rank or failure.killed or failure.where)
     if failure is not None and silent and signals.ending is None:
         print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)

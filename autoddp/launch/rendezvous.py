@@ -1,16 +1,13 @@
 """The rendezvous of a job's launchers: each knows its number, and node 0 hosts the store.
 
-Each node writes there that it has come, and reads whether all have. One that cannot start writes
-why, and those that wait end with that reason. On one node there is nobody to wait for: torch's own
-rendezvous would sleep at random, and start a thread before the ranks are forked.
+Each node writes there that it has come, and reads whether all have. On one node nothing is awaited:
+torch's own rendezvous would sleep at random, and start a thread before the ranks are forked.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import time
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,9 +33,8 @@ NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
 JOIN = timedelta(minutes=10)  # in which all nodes are there; torchrun's
 ANSWER = timedelta(seconds=60)  # in which the store does what it is asked
-HEARD = timedelta(seconds=2)  # in which a node that cannot start reaches the store
 TICK = 0.1
-MEETING, OVER = "meeting", "over"  # keys in the store
+MEETING = "meeting"  # a prefix of keys in the store
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -78,9 +74,6 @@ class FixedNodes(RendezvousHandler):
             meeting = PrefixStore(MEETING, store)
             self._come(meeting)
             while numbers := [n for n in range(self.count) if not meeting.check([f"{n}"])]:
-                if meeting.check([OVER]):
-                    node, host, why = json.loads(meeting.get(OVER))
-                    raise AutoDDPError(f"node {node} ({host}) has given up: {why}")
                 patience.look(lambda: missing("node", numbers, self.count))
                 time.sleep(TICK)
         except dist.DistError:
@@ -129,10 +122,3 @@ class FixedNodes(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
-
-
-def tell(host: str, port: int, node: int, why: str) -> None:
-    """Tell the nodes that wait at node 0's store that this one will not come, and why."""
-    with suppress(dist.DistError):
-        store = TCPStore(host, port, is_master=False, timeout=HEARD)
-        PrefixStore(MEETING, store).set(OVER, json.dumps([node, socket.gethostname(), why]))

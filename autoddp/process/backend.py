@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
-from autoddp.process.devices import PLAIN, variable, words
+from autoddp.process.devices import PLAIN, words
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class RankDevice:
         backend: Name of the accelerator's own backend; empty: it has none.
         each: Number of devices that the rank is shown.
         why: Reason why there is no device, for the user.
-        name: Model of the device, as its maker sells it.
     """
 
     host: str
@@ -31,14 +29,13 @@ class RankDevice:
     backend: str = ""
     each: int = 1
     why: str = "no GPU here"
-    name: str = ""
 
     @property
     def words(self) -> str:
-        """Return in words what the rank computes on."""
+        """Describe for messages what the rank computes on."""
         if not self.device:
-            return f"on CPUs ({self.why})"
-        return f"on {words(self.kind, self.each)} ({self.backend or 'gloo'})"
+            return f"CPUs ({self.why})"
+        return f"{words(self.kind, self.each)} ({self.backend or 'gloo'})"
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class Choice:
         why: Reason for that backend, for the line at the start.
         part: Fraction of its device's memory that a rank may take.
         kind: torch's word for the accelerator that the ranks compute on; empty: CPUs.
-        unlike: Warning where the ranks compute on devices of several models; else empty.
         alone: Whether each rank talks from one device.
     """
 
@@ -58,24 +54,16 @@ class Choice:
     why: str = ""
     part: float = 1.0
     kind: str = ""
-    unlike: str = ""
     alone: bool = False
 
 
 def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
-    """Choose the backend from what all ranks say of their devices, in the order of the ranks.
+    """Choose the backend by the devices of all ranks, given in the order of the ranks.
 
     Raises:
-        BadInput: The ranks compute on different kinds of devices, or cannot use what is wanted.
+        BadInput: The ranks cannot use what is wanted.
     """
     first, places = claims[0], Counter((t.host, t.device) for t in claims)
-    for rank, t in enumerate(claims):
-        if t.words != first.words:
-            name = variable(t.kind or first.kind, os.environ)
-            raise BadInput(
-                f"rank {rank} on {t.host} computes {t.words}, rank 0 on {first.host} {first.words};"
-                f" give all nodes the same, or have all compute on CPUs: {name}= before the command"
-            )
     if not first.device:
         return Choice("gloo", first.why)
     most, why = max(places.values()), "asked for"
@@ -86,19 +74,8 @@ def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
     elif wanted != "gloo":
         one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
         why = f"{one} for each rank"
-        return Choice(first.backend, why, 1.0, first.kind, _unlike(claims), first.each == 1)
+        return Choice(first.backend, why, 1.0, first.kind, first.each == 1)
     if wanted not in PLAIN:
         raise BadInput(f"--backend is {wanted}, but {why}; use --backend gloo")
     why += f", each at most 1/{most} of the memory" if most > 1 else ""
-    return Choice("gloo", why, 1 / most, first.kind, _unlike(claims))
-
-
-def _unlike(claims: Sequence[RankDevice]) -> str:
-    other = next((t for t in claims if t.name != claims[0].name), None)
-    if other is None:
-        return ""
-    return (
-        f"rank {claims.index(other)} computes on {other.name}, rank 0 on {claims[0].name}: each "
-        "rounds in its own way, so decisions may differ that hang on the last digits of what ranks "
-        "compute alike; give all the same"
-    )
+    return Choice("gloo", why, 1 / most, first.kind)

@@ -1,8 +1,8 @@
 """Torch's compiler, imported once for all ranks of a node where the script would import it anyway.
 
 The first optimizer imports `torch._dynamo`, and torchvision does: that takes as long as the import
-of torch itself, in every rank. Whether it is worth while the words of the script tell; what the
-script finds afterwards is as before: its environment, and its own modules.
+of torch itself, in every rank. The text of the script decides whether it is imported. The script's
+environment and its own modules are as before.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SETS = re.compile(r"environ|putenv|dotenv")
 def is_wanted(script: Script) -> bool:
     """Return whether a script seems to import the compiler, and seems to set no variable first."""
     path, folder = script.find(), script.folder()
-    texts = [script.text or ""]
-    for file in source.files(path, folder, script.text):
+    texts = []
+    for file in source.files(path, folder):
         with suppress(OSError):
             texts.append(Path(file).read_text(errors="replace"))
     return any(map(USES.search, texts)) and not any(map(SETS.search, texts))

@@ -40,7 +40,7 @@ def find_devices(ranks: int, options: Options) -> Devices:
 
 
 def take_device(world: World, given: Devices) -> None:
-    """Show this rank its own device alone, whatever the script says about visible devices later.
+    """Show this rank its own device alone, whatever the script sets later.
 
     A driver that was asked before still shows all devices: this rank's becomes the current one.
     """
@@ -83,13 +83,14 @@ def join(
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
     chosen = Choice()
-    facts = facts_of(world, script, options, apart)
+    mine, facts = rank_device(world, given), facts_of(world, script, options, apart)
+    if facts is not None:
+        facts["what a rank computes on"] = mine.words
 
     def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
-        mine = asdict(rank_device(world, given)), facts
         act = partial(decision, options.backend, "rank" if apart else "node")
-        chosen = Choice(**meet(over, world, mine, act))
+        chosen = Choice(**meet(over, world, (asdict(mine), facts), act))
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
 
     group = Group.join(hosted(world), attempt, backend, say)
@@ -101,10 +102,10 @@ def join(
     return group, chosen
 
 
-def decision(wanted: str, kind: str, said: list[Any]) -> dict[str, Any]:
-    """Decide, on rank 0, by the device and the facts that each rank has told."""
-    compare([facts for _, facts in said], kind)
-    return asdict(decide([RankDevice(**device) for device, _ in said], wanted))
+def decision(wanted: str, kind: str, ranks: list[Any]) -> dict[str, Any]:
+    """Decide, on rank 0, by the device and the facts of each rank."""
+    compare([facts for _, facts in ranks], kind)
+    return asdict(decide([RankDevice(**device) for device, _ in ranks], wanted))
 
 
 def rank_device(world: World, given: Devices) -> RankDevice:
@@ -113,9 +114,8 @@ def rank_device(world: World, given: Devices) -> RankDevice:
     if not given.visible:
         return RankDevice(host, why=given.why)
     mine = given.visible[world.local_rank]
-    name, each = accelerator.ask("get_device_name") or "", mine.count(",") + 1
-    identity = accelerator.identity(mine)
-    return RankDevice(host, identity, given.kind, given.backend, each, name=name)
+    each = mine.count(",") + 1
+    return RankDevice(host, accelerator.identity(mine), given.kind, given.backend, each)
 
 
 def take_part_of_memory(part: float) -> None:
@@ -147,7 +147,7 @@ def hosted(world: World) -> World:
 
 
 def set_interface(world: World) -> None:
-    """Talk by the interface that routes to the master, unless told otherwise."""
+    """Select the interface that routes to the master, unless the user has selected one."""
     interface = network.interface_to(world.master_addr)
     if interface is None:
         return

@@ -1,8 +1,7 @@
 """The meeting of a job's ranks over a store: they compare what they run, and rank 0 decides.
 
-Nodes are started one by one, each by a command of its own. Where these differ, ranks would train on
-batches of two sizes, or by two texts of a script, and what ends the job later would blame the
-script.
+Each node is started by its own command. If these differ, ranks would train with other options or
+scripts, and the error that ends the job later would blame the script.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Facts = dict[str, str]
 
 
 def meet(store: Store, world: World, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """Say to rank 0 what this rank is, and return what rank 0 decides from what all have said.
+    """Send `mine` to rank 0, and return what rank 0 decides from what all have sent.
 
     Raises:
         BadInput: Rank 0 refuses; raised on all ranks.
@@ -65,11 +64,11 @@ def meet(store: Store, world: World, mine: Any, decide: Callable[[list[Any]], An
 
 
 def compare(found: Sequence[Facts | None], kind: str) -> None:
-    """Check that all nodes, or ranks, say the same of what they are about to run.
+    """Check that all nodes, or ranks, are about to run the same.
 
     Args:
-        found: What each rank says; None where another one says it for its node.
-        kind: The word for who is compared, "node" or "rank".
+        found: Facts of each rank; None where another rank has sent those of its node.
+        kind: Word for messages, "node" or "rank".
 
     Raises:
         BadInput: Something differs.
@@ -86,20 +85,20 @@ def compare(found: Sequence[Facts | None], kind: str) -> None:
 
 
 def facts_of(world: World, script: Script | None, options: Options, apart: bool) -> Facts | None:
-    """Return what must be alike on all nodes; None where another rank says it, or there is one.
+    """Return what must be equal on all nodes; None if another rank sends it, or there is one node.
 
-    The ranks of a launcher of ours are forks of one process, of which the first speaks for all.
-    Those that another launcher has started `apart` are compared one by one.
+    The ranks of autoddp's own launcher are forks of one process, so the first one sends the facts.
+    Ranks that another launcher has started `apart` are compared one by one.
     """
     alone = world.world_size == (1 if apart else world.local_world_size)
     return None if alone or (world.local_rank and not apart) else facts(script, options)
 
 
 def facts(script: Script | None, options: Options) -> Facts:
-    """Return what must be alike on all nodes, by the words in which a difference is told.
+    """Return what must be equal on all nodes, by its name in messages.
 
     Args:
-        script: The script; None where it is no file, as of `python -c`.
+        script: The script; None for a decorated call.
         options: Those of the run.
     """
     found = {
@@ -117,22 +116,14 @@ def facts(script: Script | None, options: Options) -> Facts:
     found["the script"] = script.name
     found["the script's command line"] = " ".join(script.args) or "empty"
     path, folder = os.path.realpath(script.find()), script.folder()
-    if script.text is not None:
-        path, found["the script's text"] = "", summary(script.text.encode(errors="surrogatepass"))
-    files = source.files(path, folder, script.text)
-    return found | {
-        f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files if name
-    }
+    files = source.files(path, folder)
+    return found | {f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files}
 
 
 def digest(file: str) -> str:
-    """Return a file's checksum and size; or why it cannot be read, which the run then says."""
+    """Return a file's checksum and size; or the reason why it cannot be read."""
     try:
-        return summary(Path(file).read_bytes())
+        data = Path(file).read_bytes()
     except OSError as error:
         return error.strerror or "unreadable"
-
-
-def summary(data: bytes) -> str:
-    """Return the checksum and the size of a file's bytes, or of a text's."""
     return f"{hashlib.sha256(data).hexdigest()[:12]} (SHA-256) in {len(data)} bytes"

@@ -31,10 +31,10 @@ class Member:
 
 
 def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
-    """Return the line said at the start: how many ranks, which backend and why, which view."""
+    """Return the line printed at the start: number of ranks, backend with its reason, and view."""
     return (
         f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}, {chosen.backend} ({chosen.why}), "
-        f"{view} view{chosen.unlike and f'; {chosen.unlike}'}"
+        f"{view} view"
     )
 
 

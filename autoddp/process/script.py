@@ -7,39 +7,32 @@ import builtins
 import contextlib
 import gc
 import io
-import linecache
 import os
 import runpy
 import sys
 import tempfile
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import BuiltinImporter, SourceFileLoader
-from importlib.util import decode_source
-from pathlib import Path
+from importlib.machinery import SourceFileLoader
 from types import FrameType, ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
-from autoddp.errors import BadInput
 from autoddp.process import stacks
 from autoddp.process.script_file import find_file, find_module
 from autoddp.process.source import SourceFacts, read
 
-STDIN = "<stdin>"
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
 
 @dataclass(frozen=True)
 class Script:
-    """The script to run: a file, with `module` the name of a module, or a text; its arguments."""
+    """The script to run: a file, or with `module` the name of a module; and its arguments."""
 
     name: str
     args: tuple[str, ...] = ()
     module: bool = False
-    text: str | None = None  # where it is no file: of -c, or of standard input, whose name is -
 
     def find(self) -> str:
         """Find the file that will run, without importing anything.
@@ -47,35 +40,19 @@ class Script:
         Raises:
             BadInput: There is no such file, or it cannot be read or run.
         """
-        if self.module:
-            return find_module(self.name)
-        if self.text is not None:
-            return STDIN if self.name == "-" else "<string>"  # python's names for them
-        return find_file(self.name)
+        return find_module(self.name) if self.module else find_file(self.name)
 
     def read(self) -> SourceFacts:
-        """Read what the script's source says of ranks, without running anything.
+        """Read the script's source for its own ranks, without running anything.
 
         Raises:
             BadInput: There is no such script, or it cannot be read or run.
         """
-        return read(self.find(), self.folder(), self.text)
-
-    def is_broken(self) -> bool:
-        """Return whether python refuses the script before its first line; of a module, False."""
-        if self.module:
-            return False
-        try:
-            with warnings.catch_warnings(action="ignore"):  # they come with the run
-                source = Path(self.find()).read_bytes() if self.text is None else self.text
-                compile(source, "", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return True
-        return False
+        return read(self.find(), self.folder())
 
     def folder(self) -> str:
         """Return the folder from which the script imports its own files."""
-        if self.module or self.text is not None:
+        if self.module:
             return os.getcwd()
         return os.path.dirname(os.path.realpath(self.find()))
 
@@ -95,8 +72,8 @@ class Script:
         if sys.version_info < (3, 14):
             main.__dict__.update(__annotations__={})
         sys.modules["__main__"] = main
-        act = self._run_file if self.text is None else self._run_text
-        return exit_code(self._run_module if self.module else act, whole_traceback, ended)
+        act = self._run_module if self.module else self._run_file
+        return exit_code(act, whole_traceback, ended)
 
     def _run_file(self) -> None:
         path = self.find()
@@ -110,42 +87,12 @@ class Script:
         main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
-    def _run_text(self) -> None:
-        name, text = self.find(), self.text or ""
-        sys.argv = [self.name, *self.args]
-        if not sys.flags.safe_path:
-            sys.path[0] = ""
-        space = sys.modules["__main__"].__dict__
-        space.update(__loader__=BuiltinImporter)
-        if name == STDIN:
-            space.update(__file__=name, __cached__=None)
-        elif sys.version_info >= (3, 13):  # tracebacks show the lines of -c
-            linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-        exec(compile(text, name, "exec", dont_inherit=True), space)
-
     def _run_module(self) -> None:
         sys.argv = ["-m", *self.args]  # runpy puts the file's path in its place
         if not sys.flags.safe_path:
             sys.path[0] = os.getcwd()
         # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
-
-
-def piped() -> str:
-    """Read the script that standard input holds.
-
-    Raises:
-        BadInput: It is a terminal, or no text.
-    """
-    if sys.stdin is None or sys.stdin.isatty():
-        raise BadInput(
-            "- reads the script from standard input, where a terminal is and no text; "
-            "give a file, or pipe the text: autoddp run - < train.py"
-        )
-    try:
-        return decode_source(sys.stdin.buffer.read())
-    except (UnicodeDecodeError, SyntaxError) as error:
-        raise BadInput(f"- is no Python source on standard input ({error}); give text") from None
 
 
 def exit_code(
@@ -237,7 +184,7 @@ def _show(error: BaseException) -> int:
         HERE.raised = None
         own = sys.__stderr__
         if HERE.world and HERE.world.rank and own is not None and sys.stderr is not own:
-            # what a rank above 0 writes to a stream of the script's, nobody finds
+            # a stream that the script has made is lost on a rank above 0
             traceback.print_exception(error, file=own)
     except SystemExit as ending:
         return _system_exit(ending)

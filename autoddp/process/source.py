@@ -1,4 +1,4 @@
-"""A reader of the user's source: does it join a process group, and does it start its ranks itself?
+"""The reader of the user's source: does it join a process group, or start its ranks itself?
 
 Of the script and the files that it imports from its own folder, the reader follows what the first
 line leads to: a name stands for every function, method or class of that name. Nothing is run.
@@ -22,7 +22,10 @@ TARGETS = ("target", "fn")  # arguments of theirs
 COUNTED = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # of launchers
 FLAGS = ("--local_rank", "--local-rank")
-ALWAYS = ("is_available", "is_initialized")  # conditions that do not tell one process from several
+ALWAYS = (
+    "is_available",
+    "is_initialized",
+)  # conditions that are the same for one process and several
 
 
 @dataclass
@@ -51,9 +54,9 @@ class SourceFacts:
 Scopes = dict[str, list[Scope]]
 
 
-def read(path: str, folder: str, text: str | None = None) -> SourceFacts:
-    """Read a script, or its text, and what it imports from `folder`, the first on its path."""
-    scopes, roots = _scopes(path, folder, text)
+def read(path: str, folder: str) -> SourceFacts:
+    """Read a script, and what it imports from `folder`, the first on its path."""
+    scopes, roots = _scopes(path, folder)
     seen = _reached(scopes, [(root, False) for root in roots])
     inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes[name]]
     joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
@@ -73,18 +76,18 @@ def read(path: str, folder: str, text: str | None = None) -> SourceFacts:
     )
 
 
-def files(path: str, folder: str, text: str | None = None) -> list[str]:
+def files(path: str, folder: str) -> list[str]:
     """Return the files of a script: itself, and what it imports from `folder`."""
-    return _scopes(path, folder, text)[1]
+    return _scopes(path, folder)[1]
 
 
 def joins(path: str, name: str) -> bool:
     """Return whether the function `name` of a file may join a process group, on any condition."""
-    return _joins(_scopes(path, os.path.dirname(path), None)[0], {name, path})
+    return _joins(_scopes(path, os.path.dirname(path))[0], {name, path})
 
 
 @cache  # a launcher reads a script once, for all questions and for its ranks
-def _scopes(path: str, folder: str, text: str | None) -> tuple[Scopes, list[str]]:
+def _scopes(path: str, folder: str) -> tuple[Scopes, list[str]]:
     """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
     scopes: Scopes = {}
     roots: list[str] = []
@@ -96,10 +99,10 @@ def _scopes(path: str, folder: str, text: str | None) -> tuple[Scopes, list[str]
         roots.append(file)
         scopes[file] = []
         try:
-            tree = ast.parse(text if file == path and text else Path(file).read_bytes())
+            tree = ast.parse(Path(file).read_bytes())
             _Reader(file, scopes).visit(tree)
         except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # python itself tells of the error; a file too deeply nested to parse may run
+            continue  # python itself reports the error; a file too deeply nested to parse may run
         pending += _imported(tree, file, folder)
     return scopes, roots
 
@@ -155,7 +158,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, file: str, scopes: Scopes) -> None:
         self.file, self.scopes = os.path.basename(file), scopes
         self.here, self.maybe = Scope(), False
-        self.even: set[str] = set()  # names of values that do not tell one process from several
+        self.even: set[str] = set()  # names of values that are the same for one process and several
         scopes[file].append(self.here)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -223,7 +226,7 @@ class _Reader(ast.NodeVisitor):
         self.here.flag = self.here.flag or (str(node.value) if node.value in FLAGS else "")
 
     def _decides(self, test: ast.expr) -> bool:
-        """Return whether a condition, or any part of it, may tell one process from several."""
+        """Return whether a condition, or a part of it, may depend on the number of processes."""
         if isinstance(test, ast.BoolOp):
             return any(map(self._decides, test.values))
         if isinstance(test, ast.UnaryOp):

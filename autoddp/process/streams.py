@@ -14,8 +14,7 @@ from pathlib import Path
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.report import PREFIX
 
-TAIL = 20  # lines of a log that are shown after a failure
-MOST = 200  # lines that are shown at most, where a traceback is longer than `TAIL`
+TAIL = 50  # lines of a log that are shown after a failure
 
 
 class Logs:
@@ -45,7 +44,7 @@ class Logs:
 
     @contextmanager
     def said_once(self, rank: int, terminal: int) -> Iterator[None]:
-        """Have the first rank of a node alone say on the `terminal` why no script runs in here."""
+        """Print on the `terminal` why no script runs inside, on the first rank of a node alone."""
         try:
             yield
         except AutoDDPError:
@@ -55,7 +54,7 @@ class Logs:
             raise
 
     def refusal(self, rank: int) -> str:
-        """Return the line of autoddp's that is all a log holds; empty if that is not so."""
+        """Return the only line of a log if it is one of autoddp's; empty otherwise."""
         text = tail(self.of(rank))
         return text if text.startswith(PREFIX) and "\n" not in text else ""
 
@@ -101,16 +100,6 @@ def flush() -> None:
 
 
 def tail(path: Path) -> str:
-    """Return the last lines of a log, after the number of lines left out; empty for no log.
-
-    They are the last `TAIL` lines, or more where a traceback begins among the last `MOST` lines.
-    """
-    if not path.is_file():
-        return ""
-    lines = path.read_text(errors="replace").splitlines()
-    last = range(max(0, len(lines) - MOST), len(lines))
-    traceback = next(
-        (at for at in last if lines[at].startswith("Traceback (most recent")), len(lines)
-    )
-    start = max(0, min(traceback, len(lines) - TAIL))
-    return "\n".join([f"... ({start} lines more)"] * bool(start) + lines[start:])
+    """Return the last lines of a log; empty for no log."""
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return "\n".join(lines[-TAIL:])

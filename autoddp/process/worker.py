@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from autoddp.comm.group import TIMEOUT, Group
+from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World
@@ -23,7 +23,6 @@ from autoddp.process import allocator, joining, launcher_signals, own_ddp, strea
 from autoddp.process.devices import Devices
 from autoddp.process.guard import check_joined, tell_devices
 from autoddp.process.job_folder import JobFolder
-from autoddp.process.meeting import compare, facts_of, meet
 from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
@@ -38,7 +37,7 @@ TICK = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """The instructions that each rank of this node is given."""
+    """The instructions for each rank of this node."""
 
     script: Script
     options: Options
@@ -75,7 +74,7 @@ def run(job: Job) -> int:
             group.conclude()
         code = finish(code)
         if os.getpid() != this:
-            leave(code)  # a child that the script forked has come to its end; the rank goes on
+            leave(code)  # a child that the script forked has ended; the rank goes on
         group.context.ending = True
         forget()
         mine.ran, mine.code = (job.script.name, *job.script.args), code
@@ -91,18 +90,6 @@ def by_itself(job: Job, world: World) -> int:
     if "numpy.random" in sys.modules:
         # a fork has its parent's generator; Python's reseeds itself
         sys.modules["numpy.random"].seed()
-    nodes = world.nodes(os.environ)
-    if nodes > 1 and world.agent_store:  # the launchers', which are ours
-        tcp = dist.TCPStore(world.master_addr, world.master_port, None, False, TIMEOUT)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"autoddp/{attempt}/by itself", tcp)
-        facts = facts_of(world, job.script, job.options, job.apart)
-        try:
-            meet(store, world, facts, lambda said: compare(said, "node"))
-        except BadInput:
-            if world.local_rank:  # the node's first rank says it
-                leave(2)
-            raise
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.said(job.script.name))
@@ -154,9 +141,11 @@ def set_up(world: World) -> bool:
 def end(group: Group, code: int) -> None:
     """Leave the job, in an order in which the user sees one failure: rank 0's, if it fails too."""
     world, store = group.world, group.store
-    group.leave()  # ranks that wait for an effect of this one learn that it will not come
+    group.leave()  # ranks that wait for an effect of this one are notified
     try:
-        asks = bool(world.rank and code)  # before this rank says its end: then the store may go
+        asks = bool(
+            world.rank and code
+        )  # before this rank reports its end, after which the store may go
         failed = asks and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
@@ -164,11 +153,11 @@ def end(group: Group, code: int) -> None:
         elif failed and world.rank == world.local_rank:
             time.sleep(PATIENCE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:
-        pass  # the store went with its host, or a rank did not end: nobody is waited for longer
+        pass  # the store has ended with its host, or a rank did not end in time
 
 
 def _fails_too(store: Any) -> bool:
-    """Return whether rank 0 says that it failed, too; not if it waits for another's launcher."""
+    """Return whether rank 0 reports that it failed, too; not if it waits for another launcher."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if store.check(["ended/0"]):

@@ -86,7 +86,7 @@ class Runner:
         temporary.mkdir()
         copy = copy_in_place(Path(os.path.realpath(os.getcwd())), top)
         options, script = replace(options, quiet=True), self.script
-        given = self._name(copy), script.args, script.module, script.text
+        given = self._name(copy), script.args, script.module
         task = RecordedScript(*given, options, str(records), self.numbers, steps, changes)
         (results / "task").write_bytes(pickle.dumps(task))
         found = dict(os.environ) | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -51,16 +51,6 @@ def test_a_buffer_that_is_far_off_is_named(tmp_path):
     assert "rank 0's is taken" in got.err
 
 
-@pytest.mark.parametrize(("makes", "said"), [("One", 0), ("One,Other", 1)])
-def test_devices_of_several_makes_are_named(makes, said, tmp_path):
-    path = jobs.script("import torch\nprint(torch.simulated.get_device_name())\n", tmp_path)
-    got = jobs.ranks(path, tmp_path, SIMULATED_MAKES=makes)
-    assert (got.code, got.out) == (0, "One\n")
-    assert (
-        got.err.count("rank 1 computes on Other, rank 0 on One: each rounds in its own way") == said
-    )
-
-
 MADE = """
 import sys
 import autoddp

@@ -87,7 +87,8 @@ BAD = {
     "a module's file": ("run -m s.py", "no module named s.py; check its name (without .py)"),
     "a package": ("run -m pkg", "no module named pkg.__main__; check its name"),
     "no value": ("run --nproc", "requires an argument; see autoddp run --help"),
-    "no text": ("run -c", "requires an argument; see autoddp run --help"),
+    "a text": ("run -c pass", "No such option: -c"),
+    "standard input": ("run -", "no script at - (in "),
     "a port in the address": (
         "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1:29500 s.py",
         "--master-addr is 127.0.0.1:29500, which this machine cannot resolve; give an address that "

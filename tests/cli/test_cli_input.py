@@ -12,12 +12,7 @@ from autoddp.decorator import choose
 from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
 from autoddp.process.script import Script
-from tests.support.cli import fork_cli, run_cli, run_python
-
-SHOWN = (
-    "import sys; kept = {k: v for k, v in globals().items() if k not in ('sys', '__builtins__')}; "
-    "print(sys.argv, sys.path[0], kept)"
-)
+from tests.support.cli import run_cli
 
 
 @pytest.fixture
@@ -39,33 +34,6 @@ def asked(monkeypatch, tmp_path):
         return calls[-1]
 
     return ask
-
-
-def test_everything_after_a_text_is_the_texts(asked):
-    rest = ("--nproc", "3", "--", "-c", "x")
-    script, options = asked("-n4", "--backend=gloo", "--view", "local", "-c", "pass", *rest)
-    assert script == Script("-c", rest, text="pass")
-    assert options == Options(nproc=4, backend="gloo", view="local")
-    assert asked("s.py", "-c", "mine")[0] == Script("s.py", ("-c", "mine"))
-
-
-def test_a_text_is_run_as_python_runs_it(tmp_path):
-    arguments = ("-c", SHOWN, "a", "--nproc", "3")
-    want = run_python(*arguments, cwd=tmp_path)
-    done = fork_cli("run", "--nproc", 2, *arguments, cwd=tmp_path)
-    assert (done.rc, done.out) == (0, want.out), done.err
-
-
-@pytest.mark.parametrize("text", [SHOWN, "def f():\n    1 / 0\n\nf()\n", "raise SystemExit(3)"])
-def test_a_text_on_standard_input_is_run_as_python_runs_it(text, tmp_path):
-    want = run_python("-", "a", cwd=tmp_path, stdin=text)
-    done = fork_cli("run", "--nproc", 2, "-", "a", cwd=tmp_path, stdin=text)
-    assert (done.rc, done.out, done.theirs) == (want.rc, want.out, want.err)
-
-
-def test_a_text_and_a_module_do_not_go_together(capfd):
-    assert cli.command(["run", "-m", "-c", "pass"]) == 2
-    assert "-c is given with -m; give the code, or" in capfd.readouterr().err
 
 
 def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):

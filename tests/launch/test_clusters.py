@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.launch.test_recipes import recipe
-from tests.launch.test_schedulers import LISTS
 from tests.launch.test_two_nodes import ADDRESSES, nodes  # noqa: F401
 from tests.support.cli import environ, run_cli, run_python
 from tests.support.clusters import Slurm
@@ -168,26 +167,6 @@ def running(folder: Path) -> list[str]:
     return found
 
 
-def test_srun_within_another_launcher_is_an_error_that_shows_both(slurm, script):
-    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    of_torchrun |= {
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }
-    of_torchrun |= {"TORCHELASTIC_RUN_ID": "x"}
-    said = slurm.call("srun", "-n2", *AUTODDP.split(), script, check=False, **of_torchrun)
-    assert said.count("two launchers contradict each other: srun says SLURM_PROCID") == 2
-    assert said.count("another one RANK 1, WORLD_SIZE 2") == 2
-    assert "Traceback" not in said
-
-
-@pytest.mark.parametrize("text", LISTS)
-def test_scontrol_reads_a_list_of_hosts_as_we_do(slurm, text):
-    assert slurm.call("scontrol", "show", "hostnames", text).split() == LISTS[text]
-
-
 def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
     (tmp_path / "job.sh").write_text(recipe("#!/bin/bash"))
     said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
@@ -247,14 +226,6 @@ def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
     assert "hostname of the client" not in done.stderr, "torch misses DNS"
 
 
-def test_mpirun_whose_count_is_not_that_of_nproc(mpirun, script):
-    done = mpirun(2, "--nproc", "4", "train.py", cwd=script.parent)
-    assert done.returncode == 2
-    assert (
-        "--nproc is 4, but mpirun started 2 processes a node (OMPI_COMM_WORLD_RANK" in done.stderr
-    )
-
-
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_pods_of_a_pytorchjob(script, want, nproc):
     """The master's address is a name; RANK is the pod's."""
@@ -280,10 +251,3 @@ def test_pods_of_a_pytorchjob(script, want, nproc):
     assert [pod.returncode for pod in pods] == [0, 0], err
     assert (out, silent) == (want, "")
     assert f"{2 * nproc} ranks on 2 nodes" in err
-
-
-def test_a_pod_alone_runs_the_script_as_it_is(script, want):
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
-    variables["MASTER_PORT"] = str(free_port())
-    done = run_cli("run", "train.py", cwd=script.parent, env=variables)
-    assert (done.rc, done.out) == (0, want), done.err

@@ -186,22 +186,6 @@ def test_nothing_is_left_of_what_a_killed_rank_was_about_to_write(script, tmp_pa
     assert list((tmp_path / "tmp").rglob("*")) == []  # not a log either: it is empty
 
 
-def test_rank_0_keeps_stdin(script):
-    path = script("print(input())\nif rank == 0: print(sys.stdin.read())")
-    done = fork_cli("run", "-n", 2, path, stdin="first\nrest")
-    assert (done.rc, done.out) == (0, "first\nrest\n")
-
-
-def test_quiet_says_nothing(script):
-    done = fork_cli("run", "-q", "-n", 2, script(""))
-    assert (done.rc, done.out, done.err) == (0, "", "")
-
-
-def test_the_line_at_the_start(script):
-    done = fork_cli("run", "-n", 2, script(""))
-    assert done.err == "[autoddp] 2 ranks on 1 node, gloo (no GPU here), global view\n"
-
-
 def test_the_launcher_never_touches_cuda(script, tmp_path):
     path = script("import torch\nassert not torch.cuda.is_initialized()\n")
     check = tmp_path / "check.py"

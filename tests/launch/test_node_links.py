@@ -44,26 +44,6 @@ def test_the_first_failure_counts_on_all_nodes_and_one_by_a_signal_comes_first(l
     assert links[1].heard(0) is None, "it has told so itself"
 
 
-def test_an_exit_code_elsewhere_leaves_ranks_here_time_to_say_theirs(links):
-    links[2].tell(Failure(4, 0, 3))
-    until(lambda: links[0].heard(0))
-    assert links[0].heard(SOON) is None
-
-
-def test_a_job_is_over_when_all_nodes_are_through_and_may_be_run_again(links):
-    for _ in range(2):
-        links[1].done()
-        links[2].done()
-        time.sleep(0.2)
-        assert not links[1].over
-        links[0].done()
-        until(lambda: all(link.over for link in links))
-        for link in links:
-            link.rest()
-            link.listen()
-        assert not any(link.over for link in links)
-
-
 def test_a_node_that_is_silent_is_lost(links):
     time.sleep(0.2)
     links[2].rest()

@@ -48,11 +48,6 @@ def test_a_wait_that_is_over_names_who_has_not_come():
         wait.look(lambda: missing("rank", [1, 2], 3))
 
 
-def test_of_many_that_are_missing_some_are_named():
-    assert missing("node", [3], 4) == "node 3 of 4"
-    assert missing("node", range(1, 64), 64) == "nodes 1, 2, 3, 4, 5, 6, 7, 8 and 55 more of 64"
-
-
 def test_a_node_without_a_number_is_refused_with_the_way_to_get_one():
     way = r"give --node-rank 0 to 1, another number on each node \(srun, mpirun and a PyTorchJob"
     with pytest.raises(BadInput, match=rf"^--nnodes is 2 without --node-rank; {way}"):
@@ -95,20 +90,6 @@ class Node:
 
 
 @pytest.mark.cluster
-def test_each_node_says_which_has_not_come_and_quiet_ones_say_nothing(tmp_path):
-    port = free_port()
-    first = Node(tmp_path, port, 0, 4)
-    second, third = Node(tmp_path, port, 1, 4), Node(tmp_path, port, 2, 4, options=["-q"])
-    line = first.until("waiting for node 3 of 4 since ")
-    assert re.search(r"since \d\d:\d\d:\d\d \(\d+ s\), until \d\d:\d\d:\d\d$", line)
-    second.until("waiting for node 3 of 4 since ")
-    fourth = Node(tmp_path, port, 3, 4)
-    ended = [node.end(240) for node in (first, second, third, fourth)]
-    assert [code for code, *_ in ended] == [0] * 4, ended
-    assert ended[2] == (0, "", "")
-
-
-@pytest.mark.cluster
 def test_a_node_says_that_node_0_does_not_answer(tmp_path):
     port = free_port()
     second = Node(tmp_path, port, 1)
@@ -116,34 +97,6 @@ def test_a_node_says_that_node_0_does_not_answer(tmp_path):
     first = Node(tmp_path, port, 0)
     assert first.end(240)[:2] == (0, "it ran\n")
     assert second.end()[0] == 0
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("script", "code", "says", "told"),
-    [
-        ("none.py", 2, "[autoddp] no script at none.py (in ", "no script at none.py"),
-        (
-            "broken.py",
-            1,
-            "SyntaxError: '(' was never closed",
-            "broken.py cannot be run by python",
-        ),
-    ],
-)
-def test_a_node_that_cannot_start_ends_the_other_with_its_reason(
-    script, code, says, told, tmp_path
-):
-    (tmp_path / "broken.py").write_text("print('a'\n")
-    port = free_port()
-    good = Node(tmp_path, port, 0)
-    good.until("waiting for node 1 of 2 since ")
-    ended, out, err = Node(tmp_path, port, 1, script=script).end()
-    assert (ended, out) == (code, "")
-    assert err.splitlines()[-1].startswith(says)
-    ended, out, err = good.end()
-    assert (ended, out) == (1, ""), err
-    assert err.splitlines()[-1].startswith(f"[autoddp] node 1 ({HOST}) has given up: {told}")
 
 
 @pytest.mark.cluster

@@ -45,12 +45,6 @@ def test_it_is_wanted_where_the_script_or_its_files_say_so(tmp_path, text, wante
     assert compiler.is_wanted(Script(str(tmp_path / "job.py"))) is wanted
 
 
-def test_a_text_is_looked_at_like_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert compiler.is_wanted(Script("-c", text="from torch import optim"))
-    assert not compiler.is_wanted(Script("-c", text="import torch"))
-
-
 @pytest.mark.slow
 def test_ranks_have_it_before_the_first_line_and_nothing_else_tells(tmp_path):
     """The environment is as it was: the compiler names a folder there."""

@@ -7,7 +7,7 @@ import torch
 
 from autoddp.errors import BadInput
 from autoddp.process.backend import Choice, RankDevice, decide
-from autoddp.process.devices import There, count, share, there, variable, visible
+from autoddp.process.devices import There, share, variable, visible
 from autoddp.training.visible_devices import among
 
 HALF = ", each at most 1/2 of the memory"
@@ -35,16 +35,12 @@ def told(*devices, host="a", **given):
     [
         (None, 0, []),
         (None, 3, ["0", "1", "2"]),
-        ("", 3, []),
         ("-1", 3, []),
         ("2,0", 3, ["2", "0"]),
-        (" 1 , 2", 3, ["1", "2"]),
         ("0,9,1", 3, ["0"]),
         ("0,0", 3, []),
         ("0,-1,1", 3, ["0"]),
         ("GPU-4f,MIG-77", 3, ["GPU-4f", "MIG-77"]),
-        ("GPU-4f", 0, []),
-        ("nonsense", 3, []),
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
@@ -55,11 +51,8 @@ def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
 @pytest.mark.parametrize(
     ("names", "ranks", "wanted", "given"),
     [
-        ((), 2, "auto", ()),
-        (("0", "1"), 2, "auto", ("0", "1")),
         (("0", "1", "2"), 2, "nccl", ("0", "1")),
         (("0", "1", "2"), 2, "native", ("0", "1")),
-        (("4", "6"), 2, "gloo", ("4", "6")),
         (("5",), 2, "auto", ("5", "5")),
         (("0", "1"), 3, "auto", ("0", "1", "0")),
     ],
@@ -95,40 +88,10 @@ def test_rank_0_decides_by_what_all_compute_on(ranks, wanted, choice):
     assert decide(ranks, wanted) == choice
 
 
-def test_devices_that_round_in_ways_of_their_own_are_named():
-    found = decide(told("x", name="A100") + told("y", name="H100", host="b"))
-    assert found.unlike.startswith(
-        "rank 1 computes on H100, rank 0 on A100: each rounds in its own way"
-    )
-    assert decide(told("x", "y", name="A100")).unlike == ""
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (
-            [*told("x"), RankDevice("b", why="its driver does not answer")],
-            "rank 1 on b computes on CPUs (its driver does not answer), rank 0 on a on 1 GPU "
-            "(nccl); give all nodes the same, or have all compute on CPUs: "
-            "CUDA_VISIBLE_DEVICES= before the command",
-        ),
-        (
-            [*told("x"), RankDevice("b", "x", "cuda")],
-            "rank 1 on b computes on 1 GPU (gloo), rank 0 on a on 1 GPU (nccl); give all nodes the "
-            "same, or have all compute on CPUs: CUDA_VISIBLE_DEVICES= before the command",
-        ),
-        (
-            [RankDevice("b", "0", "npu", "hccl"), *told("x")],
-            "rank 1 on a computes on 1 GPU (nccl), rank 0 on b on 1 npu device (hccl); give all "
-            "nodes the same, or have all compute on CPUs: CUDA_VISIBLE_DEVICES= before the command",
-        ),
-        (told("x", "x"), "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"),
-    ],
-)
-def test_what_ranks_cannot_use_is_refused(ranks, words):
+def test_what_ranks_cannot_use_is_refused():
     with pytest.raises(BadInput) as error:
-        decide(ranks, "nccl")
-    assert str(error.value) == words
+        decide(told("x", "x"), "nccl")
+    assert str(error.value) == "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"
 
 
 def test_several_gpus_for_each_rank():
@@ -175,8 +138,3 @@ def test_variables_by_kind():
         "other": "OTHER_VISIBLE_DEVICES",
     }
     assert variable("cuda", {"HIP_VISIBLE_DEVICES": "1"}) == "HIP_VISIBLE_DEVICES"
-
-
-def test_counting_does_not_need_a_driver():
-    assert count() >= 0
-    assert len(there({}).names) >= 0

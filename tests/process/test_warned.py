@@ -80,15 +80,6 @@ def test_a_warning_names_the_line_that_it_is_about(nproc, tmp_path):
     assert (ranks.rc, ranks.out) == (alone.rc, alone.out) == (0, alone.out)
 
 
-def test_a_warning_in_a_script_that_is_typed_is_shown(tmp_path):
-    """It has no source to be looked up."""
-    script = SCRIPT.split("for step")[0] + "F.mse_loss(net(torch.ones(6, 4)), torch.zeros(6, 1))\n"
-    alone = run_python("-", cwd=tmp_path, stdin=script)
-    ranks = fork_cli("run", "--nproc", "2", "-", cwd=tmp_path, stdin=script)
-    assert "Using a target size" in alone.err
-    assert (ranks.rc, ranks.theirs) == (0, alone.err)
-
-
 def test_levels_below_one_and_prefixes(tmp_path):
     more = ", skip_file_prefixes=(__file__,)" if sys.version_info >= (3, 12) else ""
     path = tmp_path / "levels.py"

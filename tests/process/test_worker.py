@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,11 +11,8 @@ import time
 import pytest
 
 from autoddp import torch_internals
-from autoddp.comm.world import World
 from autoddp.launch.rendezvous import listen
-from autoddp.process.backend import Choice
-from autoddp.process.membership import greeting
-from tests.support.cli import environ, fork_cli, fork_python, run_cli, run_python
+from tests.support.cli import environ, fork_cli, run_cli, run_python
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -64,11 +60,6 @@ def by_hand(path, size, *options, more=None):
 
 def test_a_rank_sees_one_process(script):
     assert fork_cli("run", "-n", 2, script, "a").out == "0 2 False ['a'] []\n"
-
-
-def test_one_process_sees_the_same(script):
-    assert fork_python(script, "a").out == "0 1 False ['a'] []\n"
-    assert fork_cli("run", "-n", 1, script, "a").out == "0 1 False ['a'] []\n"
 
 
 def test_under_torchrun_it_joins(script):
@@ -124,10 +115,6 @@ def test_a_joined_rank_that_fails_alone_is_named(tmp_path):
             {"RANK": "0"},
             "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT, MASTER_ADDR not set",
         ),
-        (
-            {"WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-            "RANK, LOCAL_WORLD_SIZE, MASTER_PORT, MASTER_ADDR not set",
-        ),
     ],
 )
 def test_an_incomplete_job_is_said(script, job, message):
@@ -143,12 +130,6 @@ def test_in_the_local_view_the_environment_is_torchruns(script):
     assert done.rc == 0, done.err
     assert "'RANK', " in done.out
     assert done.out.startswith("0 2 ")
-
-
-def test_the_report_is_written_by_rank_0(script, tmp_path):
-    target = tmp_path / "report.json"
-    assert fork_cli("run", "-n", 2, "--report", target, script).rc == 0
-    assert json.loads(target.read_text())["decisions"] == []
 
 
 def test_a_disabled_feature_is_left_out_and_that_is_said(script):
@@ -173,19 +154,6 @@ def test_children_start_nothing(tmp_path):
     )
     done = fork_cli("run", "-n", 2, path)
     assert (done.rc, done.out) == (0, "[]\n1\n\n"), done.err
-
-
-@pytest.mark.parametrize(
-    ("world", "environment", "text"),
-    [
-        (World(0, 2, 0, 2), {}, "2 ranks on 1 node, gloo (no GPU here), global view"),
-        (World(0, 4, 0, 2), {}, "4 ranks on 2 nodes, gloo (no GPU here), global view"),
-        (World(0, 3, 0, 2), {"GROUP_WORLD_SIZE": "3"}, "3 ranks on 3 nodes, gloo (no GPU here)"),
-    ],
-)
-def test_the_greeting_counts_nodes(world, environment, text):
-    nodes, chosen = world.nodes(environment), Choice("gloo", "no GPU here")
-    assert greeting(world.world_size, nodes, "global", chosen).startswith(text)
 
 
 def test_loader_workers_end_with_a_killed_rank(tmp_path):

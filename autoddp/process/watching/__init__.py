@@ -1,1 +1,1 @@
-"""The watch for hangs: ranks that wait in vain are found, each rank's place told, the job ended."""
+"""The watch for hangs: it finds ranks that wait in vain, shows where each is, and ends the job."""

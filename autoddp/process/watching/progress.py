@@ -1,4 +1,4 @@
-"""A probe for whether this process gets anywhere: processor, disks, devices, and main thread."""
+"""A probe for whether this process gets anywhere: its processor time, devices and main thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoddp.report import is_users, places
 BUSY = 0.01  # part of one processor's time, from which on a process is busy
 WAKES = 2.0  # per second, from which on something arrives for a thread; a sleeping one has none
 TICKS = os.sysconf("SC_CLK_TCK")
-DEPTH = 32  # frames of a stack that are told
+DEPTH = 32  # frames of a stack that are shown
 
 
 class ProgressReading(NamedTuple):
@@ -27,12 +27,11 @@ class ProgressReading(NamedTuple):
     at: float
     seconds: float  # of processor time, including that of its children
     wakes: int  # of the thread that runs the script
-    moved: int  # bytes from and to disks
     places: tuple[tuple[int, int], ...]  # each frame's code and line
 
 
 class ProgressProbe:
-    """The probe that looks at this process from a thread beside the one that runs the script."""
+    """The probe that looks at this process from another thread than the script's."""
 
     def __init__(self, ident: int, native: int) -> None:
         self.ident, self.native = ident, native
@@ -49,7 +48,7 @@ class ProgressProbe:
         busy = (now.seconds - last.seconds) / seconds >= BUSY
         woken = (now.wakes - last.wakes) / seconds >= WAKES
         self._stays = now.places == last.places
-        if busy or woken or not self._stays or now.moved != last.moved:
+        if busy or woken or not self._stays:
             self.since = now.at
         self._last = now
         return now.at - self.since
@@ -88,19 +87,26 @@ class ProgressProbe:
             frame = frame.f_back
         return users[::-1] + ([f"inside {inner}"] if inner else [])
 
+    def _wakes(self) -> int:
+        """Return how often the script's thread has woken; 0 where a container hides that."""
+        try:
+            text = Path(f"/proc/self/task/{self.native}/status").read_text()
+        except OSError:
+            return 0
+        found = text.partition("\nvoluntary_ctxt_switches:")[2].split(None, 1)
+        return int(found[0]) if found else 0
+
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self.ident)
 
     def _look(self) -> ProgressReading:
         children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
         own = time.process_time() - time.thread_time()  # without the time of this thread
-        moved = _field("/proc/self/io", "read_bytes:") + _field("/proc/self/io", "write_bytes:")
-        wakes = _field(f"/proc/self/task/{self.native}/status", "voluntary_ctxt_switches:")
         frame, found = self._frame(), []
         while frame is not None:
             found.append((id(frame.f_code), frame.f_lineno))
             frame = frame.f_back
-        return ProgressReading(time.monotonic(), own + children, wakes, moved, tuple(found))
+        return ProgressReading(time.monotonic(), own + children, self._wakes(), tuple(found))
 
 
 def _mark(device: torch.device) -> torch.Event:
@@ -134,12 +140,3 @@ def _seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def _field(path: str, name: str) -> int:
-    """Read a number from a file of the kernel; return 0 where a container hides that file."""
-    try:
-        text = Path(path).read_text()
-    except OSError:
-        return 0
-    return int(text.partition(name)[2].split(None, 1)[0]) if name in text else 0

@@ -1,6 +1,6 @@
-"""A thread of each rank: it says where its rank stands, and on rank 0 judges what all have said.
+"""A thread of each rank, which reports where its rank stands; rank 0's finds out whether all hang.
 
-A rank that waits in a collective cannot say anything itself, nor be told: so the thread that finds
+A rank that waits in a collective can neither report nor be interrupted. So the thread that finds
 that the job hangs writes where each rank stands and ends its process; the launchers end the others.
 """
 
@@ -21,7 +21,7 @@ from autoddp.comm.place import HERE
 from autoddp.comm.position import COLLECTIVE
 from autoddp.errors import Disagreement, RankEnded, one_line
 from autoddp.process import streams
-from autoddp.process.watching.judge import Diagnosis, RankStatus, judge
+from autoddp.process.watching.judge import RankStatus, judge
 from autoddp.process.watching.progress import ProgressProbe
 from autoddp.report import PREFIX
 
@@ -43,7 +43,6 @@ class Watch:
         self.group, self.report, self.timeout = group, report, timeout
         self.rank, self.lines = group.rank, dict(group.channel.beats)
         self.progress = ProgressProbe(threading.get_ident(), threading.get_native_id())
-        self.said = timeout  # length of a wait from which on it is spoken of
         self.known = {rank: RankStatus(rank, "", "", 0.0, 0.0, "?") for rank in self.lines}
         self.heard = dict.fromkeys(self.lines, time.monotonic())
         self.ended: list[int] = []
@@ -63,7 +62,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            self._look()  # at once: a rank that is stopped soon has told where it is
+            self._look()  # at once: a rank that is stopped soon has reported where it is
             while not self._over.wait(min(LONGEST, self.timeout / OFTEN)):
                 self._look()
         except Disagreement as error:
@@ -79,7 +78,10 @@ class Watch:
                 line.send(json.dumps(["passed", passed]).encode())
         self._hear()
         if self.rank == 0:
-            self._judge([mine, *map(self._known, self.lines)])
+            ranks = [mine, *map(self._known, self.lines)]
+            missing = judge(ranks, self.timeout)
+            if missing is not None:
+                self._end(self._report(ranks, missing))
         elif mine.waits >= self.timeout and self._known(0).heard >= self.timeout + GRACE:
             self._end(self._report([mine], [self._known(0)]))
 
@@ -108,7 +110,7 @@ class Watch:
             try:
                 came = line.arrived()
             except RankEnded:
-                del self.lines[rank]  # the rank has come to its end
+                del self.lines[rank]  # the rank has ended
                 self.ended.append(rank)
                 continue
             for what, content in map(json.loads, came):
@@ -124,20 +126,6 @@ class Watch:
             self._end([])
 
     # ---- rank 0
-
-    def _judge(self, ranks: list[RankStatus]) -> None:
-        case, missing = judge(ranks, self.timeout)
-        waiting = max(ranks, key=lambda r: r.waits)
-        if case is Diagnosis.STUCK:
-            self._end(self._report(ranks, missing))
-        elif case is Diagnosis.FINE:
-            self.said = self.timeout
-        elif self.report.prompts:  # the user knows who is waited for, and for what
-            self.said = waiting.waits + self.timeout
-        elif waiting.waits >= self.said:
-            self.said = 2 * waiting.waits  # again when it is twice as long
-            whom = ", ".join(f"rank {r.rank}, at {r.line}" for r in missing)
-            self.report.say(f"rank {waiting.rank} {waiting.does} for {whom}")
 
     def _report(self, ranks: list[RankStatus], missing: list[RankStatus]) -> list[str]:
         since = min(r.still for r in ranks)
@@ -162,7 +150,7 @@ class Watch:
     def _end(self, lines: list[str]) -> None:
         """Print the lines and end this process; rank 0 sees to it that the others can be ended.
 
-        The main thread cannot be told anything any more; its printed output is flushed if possible.
+        The main thread cannot be interrupted any more; its printed output is flushed if possible.
         """
         flushing = threading.Thread(target=streams.flush, daemon=True)
         flushing.start()

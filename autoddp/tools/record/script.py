@@ -107,5 +107,5 @@ def recorded(script: Script, options: Options, where: str) -> RecordedScript:
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    given = script.name, script.args, script.module, script.text
+    given = script.name, script.args, script.module
     return RecordedScript(*given, options, os.path.abspath(where))
