@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-from torch.futures import Future
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autoddp import torch_internals
@@ -259,14 +258,6 @@ def test_a_sparse_tensor_is_made_of_its_parts():
         device=torch.device("cpu"),
     )
     assert made.to_dense().tolist() == [0, 0, 5]
-
-
-def test_a_work_is_made_of_a_future():
-    future = Future()
-    future.set_result([torch.ones(1)])
-    work = torch_internals.work_of(future)
-    assert isinstance(work, dist.Work)
-    assert work.wait()
 
 
 def armed(group):

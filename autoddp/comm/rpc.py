@@ -23,10 +23,10 @@ from torch.distributed import Store
 
 from autoddp.comm.context import Context
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.in_order import InOrder
+from autoddp.comm.in_order import WHERE, InOrder
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
-from autoddp.comm.signal_sync import AT_ONCE, SignalSync
+from autoddp.comm.signal_sync import SignalSync
 
 
 class When(Enum):
@@ -56,7 +56,7 @@ class Rpc:
         self.signal_sync = SignalSync(
             self.rank, self.channel.orders, self.channel.calls, self.context
         )
-        self._calls.asides[AT_ONCE] = self.signal_sync.obey
+        self._calls.obey = self.signal_sync.obey
 
     def call(self, site: str, act: Callable[[], Any], *, by: int = 0, when: When = When.NOW) -> Any:
         """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.
@@ -82,6 +82,7 @@ class Rpc:
         calls, here, theirs = self._calls, place.encode(), {}
         if all_come:
             with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet:
+                calls.send(here, kind=WHERE)  # a rank that sends nothing may be elsewhere
                 theirs = calls.gather(here)
         outcome = Outcome.from_bytes(theirs[by]) if by else self._outcome(place, act)
         data = theirs[by] if by else outcome.to_bytes()
