@@ -138,7 +138,7 @@ def test_gloo_is_for_cpus_and_cuda_alone(ranks, why):
         decide(ranks)
     assert str(error.value) == (
         f"gloo knows no tensors of npu, and is the backend here ({why}); give each rank a device "
-        "of its own, or have all compute on CPUs: NPU_VISIBLE_DEVICES= before the command"
+        "of its own, or have all compute on CPUs: ASCEND_RT_VISIBLE_DEVICES= before the command"
     )
 
 
