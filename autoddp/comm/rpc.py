@@ -1,9 +1,9 @@
 """Calls between ranks, in their order: one rank acts, and every rank gets the outcome.
 
 The n-th call of a rank is the n-th of every rank, checked by its site (see `InOrder`), and rank 0
-sends every outcome. Where all ranks are to come first, or another rank acts, each of them reports
-to rank 0 that it is here, the one that acts with the outcome. So no rank is past a call that rank 0
-has not begun.
+sends every outcome. Where all ranks are to come first, or another rank acts, rank 0 announces the
+call, and each of them reports to rank 0 that it is here, the one that acts with the outcome. So no
+rank is past a call that rank 0 has not begun, and a rank that is elsewhere finds out.
 
 Rank 0 may be many calls ahead of another rank; a full buffer then blocks it. That cannot deadlock:
 the slow rank is before a call that rank 0 has passed, so whatever collective it waits in, rank 0
