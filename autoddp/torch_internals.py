@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.utils._mode_utils
 import torch.utils._python_dispatch
-from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
@@ -36,7 +35,6 @@ plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are 
 no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
 as_builtin = torch.jit._builtins._register_builtin  # names TorchScript's operator for a function
 no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dynamo
-work_of = _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
 is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes into arguments

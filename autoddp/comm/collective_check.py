@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 Recent = list[tuple[int, str]]  # stamps, with their numbers
 KEPT = 128  # stamps that are known by their words
 MOST = 4096  # kinds of collective whose words are kept
-RECENT = b"~"  # the first byte of a question for the newest stamps
 Merge = Callable[[list[bytes]], bytes]
 
 
@@ -48,10 +47,10 @@ class CollectiveCheck(InOrder):
 
     def __init__(self, rank: int, lines: Lines, store: Store) -> None:
         super().__init__(rank, lines, store)
-        self.asides[RECENT] = lambda _: lines.send(json.dumps(self.recent()).encode())
         self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         self._count = self._checksum = 0  # of all stamps
+        self._exchanged = 0  # of these, up to the last exchange
         self._stamps: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._newest = ""  # of those that were only noted since the last exchange
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
@@ -91,6 +90,7 @@ class CollectiveCheck(InOrder):
         """
         with self._lock:
             place, past = stamp.encode(), b"%d %d" % (self._count, self._checksum)
+            noted, self._exchanged = self._count - self._exchanged, self._count + 1
             self.note(stamp)
             self._newest = ""
             found = self._by_memory(place, past, order, body)
@@ -98,8 +98,9 @@ class CollectiveCheck(InOrder):
                 return merge([body for *_, body in found]), found[0][2]
             if self.rank == 0:
                 return self._lead(place, past, order, body, merge), order
+            recent = json.dumps(self.recent()[-noted - 1 : -1]).encode()
             try:
-                return self.receive(place, past + b"\0" + body)
+                return self.receive(place, b"\0".join((past, recent, body)))
             except RankEnded as error:
                 self.end(error, place)
 
@@ -119,9 +120,9 @@ class CollectiveCheck(InOrder):
         """Merge, on rank 0, all ranks' bodies, and send them the result."""
         bodies = [body]
         for rank, data in self.gather(place).items():
-            theirs, _, other = data.partition(b"\0")
+            theirs, recent, other = data.split(b"\0", 2)
             if theirs != past:
-                self._find_difference(rank, place)
+                self._find_difference(rank, json.loads(recent), place)
             bodies.append(other)
         merged = merge(bodies)
         self.send(place, order, merged)
@@ -148,10 +149,9 @@ class CollectiveCheck(InOrder):
             if number in mine and apart(stamp.encode(), mine[number].encode()):
                 self.part(rank, stamp.encode(), mine[number].encode())
 
-    def _find_difference(self, rank: int, place: bytes) -> None:
+    def _find_difference(self, rank: int, recent: Recent, place: bytes) -> None:
         """Raise that a rank noted other stamps before this place than rank 0."""
-        self.lines[rank].send(RECENT)
-        self.compare(rank, json.loads(self.lines[rank].read()))
+        self.compare(rank, recent)
         if not torch_internals.in_backward():  # where other threads go on
             calls, _, where = place.partition(b" ")
             self.part(rank, calls + b" another collective, some time before " + where, place)

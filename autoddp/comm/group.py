@@ -6,7 +6,6 @@ see `Rpc`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from autoddp import torch_internals
-from autoddp.comm import accelerator, copies
+from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.control_plane import Channel
@@ -126,15 +125,11 @@ class Group(Rpc):
         """
         apart = torch_internals.prefixed("effects", store)
         channel = Channel.between(world, apart, Patience(TIMEOUT.total_seconds(), say))
-        (backend, device), kind = choose(store), accelerator.kind()
+        backend, device = choose(store)
         native = backend != "gloo"
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(torch_internals.quiet_gloo())
-            if kind and not native and kind != "cuda":
-                # gloo knows CPUs and CUDA alone
-                backend = undo.enter_context(copies.registered(kind))
+        with torch_internals.quiet_gloo():
             dist.init_process_group(
-                f"cpu:gloo,{kind}:{backend}" if native else backend,
+                f"cpu:gloo,{accelerator.kind()}:{backend}" if native else backend,
                 store=PrefixStore("pg", store),
                 rank=world.rank,
                 world_size=world.world_size,

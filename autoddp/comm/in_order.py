@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from autoddp.comm.line import Lines
 
 # the first byte of a message; the place and the data follow
-SENT, WHERE, PARTED = b"=", b"?", b"!"  # of rank 0: its data; where it waits; that ranks differ
-HERE = b"@"  # of another rank
-LATE = 1.0  # seconds until rank 0 sends a rank, which may have gone elsewhere, where it waits
+HERE, SENT = b"@", b"="  # of another rank; of rank 0
+WHERE = b"?"  # of rank 0: it waits at this place for all others
+PARTED = b"!"  # of rank 0: ranks are at different places
+AT_ONCE = b"n"  # of rank 0: signals to act on in the midst of a call, at no place
 WAITS = "waits"  # in the store: a rank only waits for its end
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
 TICK = 0.02
@@ -33,16 +34,16 @@ class InOrder:
     """One rank's end of a sequence of places, which has connections of its own.
 
     Attributes:
-        asides: What another rank does with messages that belong to no place, by their first byte.
+        obey: Acts, on another rank, on signals that rank 0 sends in the midst of a call.
     """
 
     def __init__(self, rank: int, lines: Lines, store: Store) -> None:
         self.rank, self.lines, self.store = rank, lines, store
-        self.asides: dict[bytes, Callable[[bytes], None]] = {}
+        self.obey: Callable[[bytes], None] | None = None
 
-    def send(self, place: bytes, order: bytes, data: bytes) -> None:
+    def send(self, place: bytes, order: bytes = b"", data: bytes = b"", kind: bytes = SENT) -> None:
         """Send, on rank 0, its order and its data at a place to all others."""
-        self.lines.send(b"\0".join((SENT + place, order, data)))
+        self.lines.send(b"\0".join((kind + place, order, data)))
 
     def gather(self, place: bytes) -> dict[int, bytes]:
         """Return, on rank 0, what each other rank sends at this place, once all are there.
@@ -54,9 +55,7 @@ class InOrder:
         found = {}
         for rank, line in self.lines.items():
             try:
-                if not line.comes(LATE):
-                    line.send(WHERE + place)
-                theirs, found[rank] = split(line.read())
+                theirs, _, found[rank] = line.read()[1:].partition(b"\0")
             except RankEnded as error:
                 self.end(error, place)
             if apart(theirs, place):
@@ -79,20 +78,18 @@ class InOrder:
             line.send(HERE + place + b"\0" + own)
         while True:
             message = line.read()
-            kind = message[:1]
-            if kind in self.asides:
-                self.asides[kind](message[1:])
+            kind, message = message[:1], message[1:]
+            if kind == AT_ONCE and self.obey is not None:
+                self.obey(message)
                 continue
             if kind == PARTED:
-                raise Disagreement(message[1:].decode())
-            theirs, data = split(message)
-            if own is None and (kind == WHERE or apart(theirs, place)):
-                own = b""
-                line.send(HERE + place)  # rank 0 may wait for this rank
+                raise Disagreement(message.decode())
+            theirs, order, data = message.split(b"\0", 2)
             if apart(theirs, place):
+                if own is None:
+                    line.send(HERE + place)  # rank 0 may wait for this rank
                 raise Disagreement(parted(self.rank, place, 0, theirs))
             if kind == SENT:
-                order, _, data = data.partition(b"\0")
                 return data, order
 
     def part(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
@@ -129,12 +126,6 @@ def await_end(store: Store, rank: int, lost: int | None = None) -> bool:
                 lost = None
     time.sleep(max(0.0, deadline - monotonic()))  # in one, so that the watch sees it idle
     return False
-
-
-def split(message: bytes) -> tuple[bytes, bytes]:
-    """Split a message into its place and its data."""
-    place, _, data = message[1:].partition(b"\0")
-    return place, data
 
 
 def apart(theirs: bytes, own: bytes) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import socket
 import struct
 from contextlib import suppress
@@ -43,34 +42,25 @@ class Line:
             for option in TCP_OPTIONS:
                 connected.setsockopt(*option)
         self._held = bytearray()
-        self._poll = select.poll()
-        self._poll.register(self.number, select.POLLIN)
 
     def send(self, data: bytes) -> None:
         """Send a message whole; if the peer has ended, the next read raises RankEnded."""
         with suppress(OSError):
             self.socket.sendall(LENGTH.pack(len(data)) + data, socket.MSG_NOSIGNAL)
 
-    def comes(self, seconds: float | None = None) -> bool:
-        """Wait for a message, at most so many seconds, and return whether it is here.
+    def read(self) -> bytes:
+        """Wait for the next message, and return it.
 
         Raises:
             RankEnded: The peer has ended without it, or its node is out of reach.
         """
         while not self._whole():
-            if not self._poll.poll(None if seconds is None else seconds * 1000):
-                return False
             self._receive()
-        return True
-
-    def read(self) -> bytes:
-        """Wait for the next message, and return it; raise like `comes`."""
-        self.comes()
         return self._pop()
 
     def arrived(self) -> list[bytes]:
         """Return the messages that have arrived; raise RankEnded if none has, and none will."""
-        self._receive()
+        self._receive(socket.MSG_DONTWAIT)
         messages = []
         while self._whole():
             messages.append(self._pop())
@@ -100,10 +90,10 @@ class Line:
         del held[:end]
         return data
 
-    def _receive(self) -> None:
+    def _receive(self, flags: int = 0) -> None:
         missing = LENGTH.unpack_from(self._held)[0] if len(self._held) >= LENGTH.size else 0
         try:
-            data = self.socket.recv(max(CHUNK, missing), socket.MSG_DONTWAIT)
+            data = self.socket.recv(max(CHUNK, missing), flags)
         except BlockingIOError:
             return
         except OSError:

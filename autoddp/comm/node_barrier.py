@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 SEMAPHORE = 64  # bytes for a sem_t, which has 32, so that no two share a line of the cache
 LOOK = 0.2  # seconds after which a rank that waits checks whether the other is there
-SPINS = 1000  # tries of a semaphore, a fifth of a millisecond, before this process sleeps
+SPINS = 400  # tries of a semaphore, a fifth of a millisecond, before this process sleeps
 MONOTONIC = 1
 
 
@@ -49,7 +49,6 @@ class NodeBarrier:
 
         self._to = [semaphore(rank, other) for other in range(count)]
         self._from = [semaphore(other, rank) for other in range(count)]
-        self._spins = SPINS if len(os.sched_getaffinity(0)) >= count else 1
         self._gone = False
         if rank == 0:  # the others wait for this rank before they use them
             for at in range(count * count):
@@ -81,9 +80,10 @@ class NodeBarrier:
 
     def _await(self, other: int) -> None:
         semaphore, trywait = self._from[other], self._quick.sem_trywait
-        for _ in range(self._spins):
+        for _ in range(SPINS):
             if trywait(semaphore) == 0:
                 return
+            os.sched_yield()  # the other rank may wait for this core
         while True:
             until = Timespec(*divmod(monotonic_ns() + int(LOOK * 1e9), 10**9))
             if self._sleep(semaphore, MONOTONIC, ctypes.byref(until)) == 0:

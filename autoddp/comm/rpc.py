@@ -1,9 +1,9 @@
 """Calls between ranks, in their order: one rank acts, and every rank gets the outcome.
 
 The n-th call of a rank is the n-th of every rank, checked by its site (see `InOrder`), and rank 0
-sends every outcome. Where all ranks are to come first, or another rank acts, each of them reports
-to rank 0 that it is here, the one that acts with the outcome. So no rank is past a call that rank 0
-has not begun.
+sends every outcome. Where all ranks are to come first, or another rank acts, rank 0 announces the
+call, and each of them reports to rank 0 that it is here, the one that acts with the outcome. So no
+rank is past a call that rank 0 has not begun, and a rank that is elsewhere finds out.
 
 Rank 0 may be many calls ahead of another rank; a full buffer then blocks it. That cannot deadlock:
 the slow rank is before a call that rank 0 has passed, so whatever collective it waits in, rank 0
@@ -23,10 +23,10 @@ from torch.distributed import Store
 
 from autoddp.comm.context import Context
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.in_order import InOrder
+from autoddp.comm.in_order import WHERE, InOrder
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
-from autoddp.comm.signal_sync import AT_ONCE, SignalSync
+from autoddp.comm.signal_sync import SignalSync
 
 
 class When(Enum):
@@ -56,7 +56,7 @@ class Rpc:
         self.signal_sync = SignalSync(
             self.rank, self.channel.orders, self.channel.calls, self.context
         )
-        self._calls.asides[AT_ONCE] = self.signal_sync.obey
+        self._calls.obey = self.signal_sync.obey
 
     def call(self, site: str, act: Callable[[], Any], *, by: int = 0, when: When = When.NOW) -> Any:
         """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.
@@ -82,6 +82,7 @@ class Rpc:
         calls, here, theirs = self._calls, place.encode(), {}
         if all_come:
             with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet:
+                calls.send(here, kind=WHERE)  # a rank that sends nothing may be elsewhere
                 theirs = calls.gather(here)
         outcome = Outcome.from_bytes(theirs[by]) if by else self._outcome(place, act)
         data = theirs[by] if by else outcome.to_bytes()

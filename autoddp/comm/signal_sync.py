@@ -24,11 +24,11 @@ from time import monotonic  # a script's is patched
 from typing import Any
 
 from autoddp.comm.context import Context
+from autoddp.comm.in_order import AT_ONCE
 from autoddp.comm.line import Lines
 from autoddp.errors import RankEnded
 
 NEWS = signal.SIGURG  # a question has come; ignored by default, so it never ends a process
-AT_ONCE = b"n"  # the first byte of an order to act in the midst of a call
 NOW = 0  # the point of an order to act here
 PATIENCE = 1.0  # seconds without a point until rank 0 asks
 ANSWER = 2.0  # seconds in which all ranks must have replied

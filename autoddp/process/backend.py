@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
-from autoddp.process.devices import PLAIN, words
+from autoddp.process.devices import PLAIN, variable, words
 
 
 @dataclass(frozen=True)
@@ -77,5 +78,11 @@ def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
         return Choice(first.backend, why, 1.0, first.kind, first.each == 1)
     if wanted not in PLAIN:
         raise BadInput(f"--backend is {wanted}, but {why}; use --backend gloo")
+    if first.kind != "cuda":
+        name = variable(first.kind, os.environ)
+        raise BadInput(
+            f"gloo knows no tensors of {first.kind}, and is the backend here ({why}); give each "
+            f"rank a device of its own, or have all compute on CPUs: {name}= before the command"
+        )
     why += f", each at most 1/{most} of the memory" if most > 1 else ""
     return Choice("gloo", why, 1 / most, first.kind)

@@ -57,7 +57,7 @@ class Devices:
 
     Attributes:
         kind: torch's word for the accelerator; empty: CPUs.
-        backend: Name of the accelerator's own backend; empty: gloo, on copies.
+        backend: Name of the accelerator's own backend; empty: gloo.
         why: Reason, for the user, where there is no accelerator.
         visible: Names of each local rank's devices, as the variable that shows them takes them;
             an empty tuple: leave that variable alone.

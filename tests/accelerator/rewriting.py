@@ -1,16 +1,13 @@
 """A script of the tests as its author would have it on a GPU, which is these tests' accelerator.
 
-Scripts that say "cuda" get the accelerator's name in its place. In the others models are moved
-where they are made and batches where they come, as everybody writes it; in some whatever else is
-made, too.
+Models are moved where they are made and batches where they come, as everybody writes it; in some
+scripts whatever else is made, too.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 
-CUDA = re.compile(r"cuda(:\d+)?")
 HELPER = """
 import torch
 from torch import nn
@@ -35,43 +32,6 @@ STAYS = (
     "manual_seed",
     "Generator",
 )
-
-
-class Renamed(ast.NodeTransformer):
-    """What says cuda says the accelerator."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if isinstance(node.value, str) and CUDA.fullmatch(node.value):
-            return ast.Constant(node.value.replace("cuda", self.name))
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if node.attr in ("cuda", "is_cuda"):
-            node.attr = node.attr.replace("cuda", self.name)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Make `.cuda()` a `.to()`: no rule knows a method of this device by its name."""
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-            node.func.attr, node.args = "to", node.args or [ast.Constant(self.name)]
-        self.generic_visit(node)
-        return node
-
-
-class Compiled(ast.NodeTransformer):
-    """No compiler has code for the accelerator; what stands before its code is torch's own."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if ast.unparse(node.func) == "torch.compile" and not any(
-            k.arg == "backend" for k in node.keywords
-        ):
-            node.keywords.append(ast.keyword("backend", ast.Constant("aot_eager")))
-        return node
 
 
 def called(name: str, *given: ast.expr) -> ast.Call:
@@ -105,10 +65,6 @@ class Placed(ast.NodeTransformer):
             node.value = called("_place" if everything else "_place_model", value)
         return node
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        return called("_place_model", node) if ast.unparse(node.func) == "torch.compile" else node
-
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         self.generic_visit(node)
         node.iter = called("map", ast.Name("_place", ast.Load()), node.iter)
@@ -123,9 +79,7 @@ class Placed(ast.NodeTransformer):
 
 
 def rewritten(source: str, device: str, tensors: bool = False) -> str:
-    """The script, on this device."""
-    tree: ast.AST = Compiled().visit(ast.parse(source))
-    if "cuda" in source:
-        return ast.unparse(ast.fix_missing_locations(Renamed(device).visit(tree)))
-    body = ast.unparse(ast.fix_missing_locations(Placed(tensors).visit(tree)))
+    """Return the script, on this device."""
+    tree = Placed(tensors).visit(ast.parse(source))
+    body = ast.unparse(ast.fix_missing_locations(tree))
     return HELPER.format(device=device) + body.replace("from __future__ import annotations\n", "")

@@ -32,6 +32,9 @@ def test_sums_and_stacks_are_those_of_all_ranks(nproc):
             found.append(group.all_reduce(of(group.rank, dtype), SUM))
             found.append(group.all_gather(of(group.rank, dtype)))
         found += [group.all_reduce(of(group.rank, torch.int64), op) for op in (MIN, MAX)]
+        found.append(group.all_gather(of(group.rank, torch.bool).t()))
+        found.append(group.all_gather(torch.tensor(group.rank)))
+        found.append(group.all_gather(torch.empty(0, 3)))
         return [x.tolist() for x in found]
 
     want = []
@@ -39,7 +42,8 @@ def test_sums_and_stacks_are_those_of_all_ranks(nproc):
         stacked = torch.stack([of(r, dtype) for r in range(nproc)])
         want += [stacked.sum(0, dtype=dtype), stacked]
     ints = torch.stack([of(r, torch.int64) for r in range(nproc)])
-    want += [ints.amin(0), ints.amax(0)]
+    want += [ints.amin(0), ints.amax(0), ints.bool().transpose(1, 2)]
+    want += [torch.arange(nproc), torch.empty(nproc, 0, 3)]
     assert run_ranks(rank, nproc) == [[x.tolist() for x in want]] * nproc
 
 

@@ -51,13 +51,6 @@ def test_who_has_ended_says_nothing_more_and_nobody_dies_of_it(pair):
         pair[1].read()
 
 
-def test_a_handler_that_comes_while_lines_are_closed_is_told_that_the_peer_has_ended(pair):
-    pair[0].close()
-    pair[0].send(b"in vain")
-    with pytest.raises(RankEnded, match="rank 1 has ended"):
-        pair[0].arrived()
-
-
 def test_news_are_the_main_threads(pair):
     """Another thread that the kernel woke for them would take what waits for the main one, too."""
     number, before = signal.SIGURG, signal.signal(signal.SIGURG, lambda *_: None)

@@ -172,23 +172,6 @@ def test_after_a_meeting_that_was_left_nothing_is_read():
     assert run_ranks(interrupted, 2) == ["told", "late"]
 
 
-def sees_who_left(group):
-    """Rank 2 leaves a meeting, and the others wait in the next one, for it or for each other."""
-    memory, x = group.memory, torch.ones(3)
-    memory.all_reduce(x, dist.ReduceOp.SUM)
-    if group.rank == 2:
-        memory.barrier.leave()
-        return "left"
-    began = time.monotonic()
-    with pytest.raises(dist.DistNetworkError, match="has ended"):
-        memory.all_reduce(x, dist.ReduceOp.SUM)
-    return time.monotonic() - began < 50 * LOOK
-
-
-def test_a_rank_that_leaves_is_missed_by_all():
-    assert run_ranks(sees_who_left, 3) == [True, True, "left"]
-
-
 def brings_another(group, how):
     """Rank 1 is elsewhere in the program, where a piece has another size."""
     other = {"count": torch.ones(4), "size": torch.ones(3, dtype=torch.float64)}[how]

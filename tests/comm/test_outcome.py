@@ -112,8 +112,3 @@ class Quiet(Exception):
 def test_what_cannot_be_made_of_its_arguments_is_told_by_its_text():
     back = travelled(Outcome(error=Quiet(where=lambda: "home"))).error
     assert (type(back), str(back)) == (RemoteError, "rank 0: Quiet: home")
-
-
-def test_a_class_that_is_called_like_a_builtin_one_is_told_by_its_text():
-    back = travelled(Outcome(error=type("ValueError", (Exception,), {})("why"))).error
-    assert (type(back), str(back)) == (RemoteError, "rank 0: ValueError: why")

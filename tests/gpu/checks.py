@@ -23,7 +23,6 @@ class Check:
         what: What it is about.
         rtol: Of each number; 0 where the script itself says whether it went well, in words.
         options: Of `autoddp run`.
-        gpus: How many it needs; with fewer it is skipped.
         direct: The script starts its ranks itself; then its last argument is their number.
     """
 
@@ -31,7 +30,6 @@ class Check:
     what: str
     rtol: float = 0.0
     options: tuple[str, ...] = ()
-    gpus: int = 1
     direct: bool = False
 
 
@@ -45,15 +43,12 @@ CHECKS = [
     Check("recurrent", "LSTM with cuDNN's dropout"),
     Check("decorated", "@distributed after torch.cuda.is_available()", 1e-9, direct=True),
     Check("in_flight", "the script ends while its device works"),
-    Check(
-        "two_devices", "a model on two devices of one rank", 1e-9, ("--gpus-per-rank", "2"), gpus=4
-    ),
 ]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check: passed, failed or skipped, with what was seen."""
+    """What became of a check: passed or failed, with what was seen."""
 
     name: str
     what: str
@@ -75,9 +70,7 @@ def all_of(machine: Machine, tiny: bool, folder: Path, say: Callable[[str], None
 
 def compare(check: Check, machine: Machine, tiny: bool, folder: Path) -> Result:
     """One process against ranks."""
-    if check.gpus > max(1, len(machine.gpus)):
-        return Result(check.name, check.what, "skipped", f"needs {check.gpus} GPUs", 0.0)
-    ranks = machine.ranks // 2 if "--gpus-per-rank" in check.options else machine.ranks
+    ranks = machine.ranks
     name, *args = check.name.split()
     plain = run(command(name, *args, *(["1"] if check.direct else [])), tiny, folder)
     if check.direct:

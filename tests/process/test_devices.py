@@ -76,11 +76,6 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
         (told("x", "y"), "gloo", Choice("gloo", "asked for", kind="cuda")),
         (told("x", "x"), "auto", Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
         (told("x", "y", "x"), "auto", Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),
-        (
-            [RankDevice("a", "x", "mps")],
-            "auto",
-            Choice("gloo", "mps has no backend of its own", kind="mps"),
-        ),
     ],
 )
 def test_rank_0_decides_by_what_all_compute_on(ranks, wanted, choice):
@@ -92,6 +87,22 @@ def test_what_ranks_cannot_use_is_refused():
     with pytest.raises(BadInput) as error:
         decide(told("x", "x"), "nccl")
     assert str(error.value) == "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ([RankDevice("a", "x", "npu")], "npu has no backend of its own"),
+        ([RankDevice("a", "x", "npu", "hccl")] * 2, "2 ranks share 1 npu device"),
+    ],
+)
+def test_gloo_is_for_cpus_and_cuda_alone(ranks, why):
+    with pytest.raises(BadInput) as error:
+        decide(ranks)
+    assert str(error.value) == (
+        f"gloo knows no tensors of npu, and is the backend here ({why}); give each rank a device "
+        "of its own, or have all compute on CPUs: ASCEND_RT_VISIBLE_DEVICES= before the command"
+    )
 
 
 def test_several_gpus_for_each_rank():
