@@ -38,16 +38,19 @@ EVERYTHING = (  # whatever they make is moved, not models and batches alone
 BY_HAND = "its author would have to say where each of its tensors is, by hand"
 NOT_HERE: dict[str, str] = dict.fromkeys(
     (
-        *("data_and_outputs", "data_assigned", "functions_with_modules"),
+        *("changing_forward", "data_and_outputs", "data_assigned", "decides_by_rows"),
+        *("endless_loaders", "functions_with_modules", "meta_learning"),
         *("compiled_parts", "complex_weights", "cut_by_hand", "dict_batches", "gcn_whole_graph"),
         *("interop", "mixture_of_experts", "mixup_fgsm", "own_collate", "raw_tensors"),
         *("reinforce", "sequence_losses", "shape_maths", "stateful_rnn"),
     ),
     BY_HAND,
 ) | {
+    "inference_draws": "this device has no fused LSTM cell",
     "partial_calls": "torch scatters to CUDA alone",
     "programs": "it prints its environment, where the variable of its device is",
     "sparse_embedding": "this device has no sparse tensors",
+    "traced_and_exported": "torch.jit.script takes no import, which places its tensors",
 }
 ALL = tuple(sorted(path.stem for path in jobs.SCRIPTS.glob("*.py")))
 WANTED = ALL if os.environ.get("AUTODDP_ALL_ON_DEVICE") else CHOSEN
