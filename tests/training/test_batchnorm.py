@@ -110,27 +110,6 @@ def a_second_derivative():
 
 
 @script
-def a_batch_of_one_is_refused():
-    model = net(1)
-    try:
-        model(torch.randn(1, 6))
-    except ValueError as error:
-        return str(error)[:50]
-    return "accepted"
-
-
-@script
-def one_row_for_each_rank():
-    model, optimizer = net(1), None
-    optimizer = sgd(model)
-    for (x,) in DataLoader(TensorDataset(torch.randn(9, 6)), 3):
-        optimizer.zero_grad()
-        (model(x) ** 3).mean().backward()
-        optimizer.step()
-    return weights(model)
-
-
-@script
 def whole_and_then_by_rows_before_one_backward():
     model, alone = net(2), torch.randn(1, *SHAPES[2])
     optimizer = sgd(model)
@@ -156,19 +135,6 @@ def turned(model, loader, training):
 @script
 def one_row_that_lies_otherwise():
     return turned(net(2), data(2), True), turned(net(2), data(2), False)
-
-
-@script
-def instances_with_running_statistics():
-    model = nn.Sequential(
-        nn.Conv2d(6, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
-    )
-    found = steps(nn.Sequential(model, nn.Tanh(), nn.Conv2d(4, 2, 1)), data(2))
-    # no parameters: called with rows
-    norm = nn.InstanceNorm1d(6, momentum=0.4, track_running_stats=True)
-    for (x,) in DataLoader(TensorDataset(torch.randn(13, 6, 7)), 5):
-        found += (norm(x).pow(3).mean(),)
-    return found, weights(norm)
 
 
 @pytest.fixture(scope="module")

@@ -128,17 +128,6 @@ def test_what_a_rank_waited_for_is_said():
     assert line.endswith("; larger batches, or fewer ranks, would help most")
 
 
-def test_what_was_gathered_and_loaders_are_said():
-    def script(stream, run):
-        run.waited["DataLoader at t.py:1"] = 9.0
-        (x,) = (x for x, _ in batches(8, 8))
-        x.numpy()
-
-    line = account(script)
-    assert re.search(r" for other ranks, \d{3,}% for the loader; ", line)
-    assert line.endswith("; more workers for its loaders (num_workers=) would help most")
-
-
 def test_in_the_local_view_each_rank_works_on_its_rows():
     zero, one = told(lambda stream: train(mlp(), batches(40, 8)), view="local")
     said = (

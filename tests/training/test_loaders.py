@@ -226,11 +226,6 @@ def an_iterable_data_set():
 
 
 @script
-def no_batches():
-    return [(x.tolist(), y) for x, y in DataLoader(Listed(), batch_size=None)]
-
-
-@script
 def iterators_side_by_side():
     loader, other = batches(11, 4), batches(13, 3, shuffle=False)
     zipped = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, loader, strict=True)]
@@ -290,7 +285,6 @@ NOT_BY_ROWS = {
     "strings_in_a_batch": "more than numbers",
     "own_collate": "collate function of its own",
     "an_iterable_data_set": "an iterable",
-    "no_batches": "batch_size=None",
 }
 
 

@@ -134,19 +134,6 @@ def streams():
 
 
 @script
-def a_stream_without_an_end():
-    class Endless(IterableDataset):
-        def __iter__(self):
-            while True:
-                yield torch.rand(2)
-
-    stream, found = iter(DataLoader(Endless(), 3)), []
-    for _ in range(7):
-        found.append(next(stream).tolist())
-    return found, torch.rand(2)
-
-
-@script
 def persistent_workers_with_a_sampler_that_draws():
     class Draws(torch.utils.data.Sampler):
         taken = 0
