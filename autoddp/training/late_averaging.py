@@ -11,7 +11,8 @@ these have gradients, and when it reads one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from autoddp import torch_internals
 from autoddp.comm.context import Context
+from autoddp.comm.position import BACKWARD
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, restore
 from autoddp.training.backwards import Backwards
 from autoddp.training.leaves import GRAD, Leaves, gradient_of
 from autoddp.training.replica import Replica, Replicas
+from autoddp.view import work
 from autoddp.view.state import View
 
 
@@ -146,6 +149,18 @@ class LateBackwards(Backwards):
             and not torch_internals.compiles()  # compiled code reads past any property
             and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
         )
+
+    @contextmanager
+    def _at_common_point(self, replica: Replica) -> Iterator[None]:
+        """Run a backward at a point of the program where ranks wait for each other."""
+        view = self.view
+        with view.group.together("backward", replica.leaves.dense[0], BACKWARD) as place:
+            view.group.collective_check.note(place.stamp)
+            before = view.work.turn(work.BACKWARD)
+            try:
+                yield
+            finally:
+                view.work.turn(before)
 
 
 def _as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:

@@ -55,6 +55,13 @@ def gradient_of(leaf: Tensor) -> Tensor | None:
     return found
 
 
+def without_gradient(leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Return those leaves that have no gradient."""
+    read = GRAD.__get__
+    with no_torch_function():
+        return [leaf for leaf in leaves if read(leaf) is None]
+
+
 def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
     """Walk the graph for its leaves, by kind; every rank finds the same ones, in the same order."""
     found, sparse = _walked(roots)
