@@ -96,10 +96,13 @@ class Fingerprint:
         Raises:
             Disagreement: Two ranks differ.
         """
-        if found := self.difference(group, exact, ranks):
-            raise Disagreement(f"{where + ': ' if where else ''}{found}: {why}")
+        place = f"{where}: " if where else ""
+        if found := self.difference(group, exact, ranks, place):
+            raise Disagreement(f"{found}: {why}")
 
-    def difference(self, group: Group, exact: bool = False, ranks: list[int] | None = None) -> str:
+    def difference(
+        self, group: Group, exact: bool = False, ranks: list[int] | None = None, place: str = ""
+    ) -> str:
         """Return in words the first number that is not the same on all ranks, if there is one."""
         found = group.all_gather(self._table())  # (ranks, names, 2)
         compared = list(range(len(found))) if ranks is None else ranks
@@ -111,8 +114,8 @@ class Fingerprint:
         at = int(apart.int().argmax())
         farthest = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
         return (
-            f"{self.names[at]} is not the same on all ranks (rank 0 has {_shown(found[0, at])}, "
-            f"rank {compared[farthest]} {_shown(found[farthest, at])})"
+            f"{place}{self.names[at]} is not the same on all ranks (rank 0 has "
+            f"{_shown(found[0, at])}, rank {compared[farthest]} {_shown(found[farthest, at])})"
         )
 
 
