@@ -18,7 +18,6 @@ from autoddp.patching import Feature
 from autoddp.process.frames import Frames
 from autoddp.process.own_groups import Groups
 from autoddp.training.averaging import Averaging
-from autoddp.training.buffers import Buffers
 from autoddp.training.explanation import Explanation
 from autoddp.training.gradients import Gradients
 from autoddp.training.loading.loaders import Loaders
@@ -50,7 +49,6 @@ FEATURES: tuple[type[Feature], ...] = (
     Modules,
     Rowwise,
     Gradients,
-    Buffers,
     Explanation,
     Witness,
 )

@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 class Averaging(Feature):
     """The option `--average-every K`: weights averaged after K, 2 K, ... steps of an optimizer.
 
-    There are two differences from torch's `PeriodicModelAverager`: weights are averaged in place,
-    since a script holds on to them, and there are more averagings. All ranks come to those: the end
-    of a loader in which gradients were taken, evaluation, `torch.save`, the end of the script. The
-    numbers of steps between two of them may differ (a scaler skips a step, a stream is longer): a
-    rank that is there takes part in the averagings of the others until all are there. So nobody
-    waits for a step that does not come.
+    Unlike torch's `PeriodicModelAverager`, it averages weights in place, and also at common places:
+    the end of a loader in which gradients were computed, evaluation, `torch.save`, the end of the
+    script. The numbers of steps between two of these may differ (a scaler skips a step): a rank
+    that is at such a place takes part in the averagings of the others until all are there.
 
-    What no optimizer steps stays each rank's own, BatchNorm's statistics included, and so does the
-    state of optimizers, as with torch's.
+    Only what an optimizer steps is averaged: neither the statistics of BatchNorm nor the state of
+    optimizers, as with torch's.
     """
 
     name = "averaging"
@@ -46,10 +44,10 @@ class Averaging(Feature):
         every = run.options.average_every
         self.run, self.view, self.group = run, run.view, run.group
         self.period = None if every in (None, "epoch") else int(every)
-        self.known: list[weakref.ref[Optimizer]] = []  # in an order that ranks share
+        self.known: list[weakref.ref[Optimizer]] = []  # in the order of their creation
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self.stale = False  # gradients were taken, on all ranks, since all averaged at one place
-        self.trained: set[int] = set()  # ids of what optimizers change, known while stale
+        self.stale = False  # whether weights may differ: gradients were computed since
+        self.trained: set[int] = set()  # ids of the parameters of optimizers, while stale
 
     @classmethod
     def wanted(cls, options: Options) -> bool:
@@ -68,14 +66,14 @@ class Averaging(Feature):
         )
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
         undo.callback(register_module_forward_pre_hook(self.before_forward).remove)
-        self.group.at_end.append(self.settle_at_end)
-        undo.callback(self.group.at_end.remove, self.settle_at_end)
+        self.group.at_end.append(self.average_at_end)
+        undo.callback(self.group.at_end.remove, self.average_at_end)
 
     # ---- what makes weights differ
 
     @patch(
         "torch.optim:Optimizer.__init__",
-        why="ranks know their optimizers by the order they are made in",
+        why="optimizers are told apart by the order of their creation",
     )
     def note_optimizer(self, call: Call) -> None:
         call.plain()
@@ -93,19 +91,19 @@ class Averaging(Feature):
         """Count the step; average after every K-th."""
         if not self.view.context.is_rank():
             return
-        if all(known() is not optimizer for known in self.known):  # a copy: nothing has made it
+        if all(known() is not optimizer for known in self.known):  # a copy, made without __init__
             self.known.append(weakref.ref(optimizer))
         self._grow_stale()
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if self.period is not None and count % self.period == 0:
-            self._meet("")
+            self._average("")
 
     def _grow_stale(self) -> None:
         if not self.stale:
             self.stale = True
             self.trained = {id(p) for known in self.known for p in trainable(known())}
 
-    # ---- where all ranks come to
+    # ---- common places
 
     @patch("torch.utils.data:DataLoader.__iter__", why="an epoch ends where its loader does")
     def watch_loader(self, call: Call) -> Any:
@@ -114,16 +112,6 @@ class Averaging(Feature):
             return call.wrapped()
         return EpochIterator(self, call.wrapped())
 
-    @patch("torch.nn:Module.train", why="evaluation sees averaged weights")
-    def before_eval(self, call: Call) -> Any:
-        """Average before `eval()` of all that is trained; a frozen part is no reason."""
-        mode = call.args[0] if call.args else call.kwargs.get("mode", True)
-        if not mode and self.stale and self.view.context.is_rank():
-            held = {id(p) for p in nn.Module.parameters(call.instance)}
-            if self.trained and self.trained <= held:
-                self.settle(f"eval() at {users_line()}")
-        return call.plain()
-
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Average before trained weights run without gradients: an evaluation, in whatever mode."""
         if not self.stale or torch.is_grad_enabled() or not self.view.context.is_rank():
@@ -131,45 +119,44 @@ class Averaging(Feature):
         compiled = "_orig_mod" in module._modules  # its parts run no hook
         held = nn.Module.parameters(module) if compiled else module._parameters.values()
         if any(id(p) in self.trained for p in held if p is not None):
-            self.settle(f"the evaluation at {users_line()}")
+            self.synchronize(f"the evaluation at {users_line()}")
 
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
     def before_save(self, call: Call) -> Any:
         """Average before saving: a `state_dict()` shares the memory of the script's weights."""
         if self.view.context.is_rank():
-            self.settle(f"torch.save at {users_line()}")
+            self.synchronize(f"torch.save at {users_line()}")
         return call.plain()
 
-    def settle_at_end(self) -> None:
+    def average_at_end(self) -> None:
         """Average once more when the script has ended."""
-        self.settle("the end of the script")
+        self.synchronize("the end of the script")
 
-    def settle(self, place: str) -> None:
+    def synchronize(self, place: str) -> None:
         """Average until all ranks are at this place, if weights may differ.
 
         Raises:
             Disagreement: Another rank is at another such place.
         """
         while self.stale:
-            self._meet(place)
+            self._average(place)
 
-    def _meet(self, place: str) -> None:
-        """Take the mean over ranks, in place, of all that optimizers change.
+    def _average(self, place: str) -> None:
+        """Average the parameters of all optimizers over the ranks, in place.
 
         Args:
-            place: Where all ranks come to, and this one is; empty after a step.
+            place: The common place that this rank has reached; empty after a step.
 
         Raises:
             Disagreement: Ranks are at different places, or train other parameters.
         """
         here = [known() for known in self.known]  # held: the garbage collector may come meanwhile
-        sizes = [one and [p.numel() for p in trainable(one)] for one in here]
-        body = json.dumps([place, sizes]).encode()
-        said = json.loads(self.group.confer("averaging", body))
+        sizes = [one and sum(p.numel() for p in trainable(one)) for one in here]
+        said = json.loads(self.group.confer("averaging", json.dumps([place, sizes]).encode()))
         places = {where for where, _ in said}
         if len(places - {""}) > 1:
             raise Disagreement(
-                "ranks come to be averaged at different places: "
+                "ranks average their weights at different places: "
                 + ", ".join(f"rank {n} at {where}" for n, (where, _) in enumerate(said) if where)
                 + "; let all ranks evaluate and save, or after the end of an epoch"
             )
@@ -177,17 +164,14 @@ class Averaging(Feature):
         for one, theirs in zip(here, zip(*(each for _, each in said), strict=True), strict=True):
             if None in theirs:
                 continue  # garbage-collected on some rank: nobody trains with it any more
-            if any(other != theirs[0] for other in theirs):
-                raise Disagreement(
-                    f"{type(one).__name__} changes other parameters on other ranks; build models "
-                    "and optimizers alike on all of them"
-                )
+            if len(set(theirs)) > 1:
+                raise Disagreement(f"{type(one).__name__} changes other parameters on other ranks")
             tensors |= {id(p): p.detach() for p in trainable(one)}
         for some, flat in flattened([*tensors.values()]):
             with self.group.together("averaging", flat):
                 self.group.start_all_reduce(flat).wait()
             put_back(some, flat.div_(self.group.size))
-        if len(places) == 1:  # else those that are not there come to take part once more
+        if len(places) == 1:  # else some ranks are still on their way to this place
             self.stale = False
 
 
@@ -202,7 +186,7 @@ class EpochIterator(LoaderIterator):
         try:
             return next(self.inner)
         except StopIteration:
-            self.feature.settle(f"the end of the loader at {users_line()}")
+            self.feature.synchronize(f"the end of the loader at {users_line()}")
             raise
 
 

@@ -1,9 +1,8 @@
-"""Explanation of what is fetched by rows and what gathers; at the end, where the time went."""
+"""Lines on what is fetched by rows and what gathers; at the end, where the time went."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +10,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.patching import Feature
 from autoddp.report import Decision
-from autoddp.view.work import BACKWARD, SHARDED, WHOLE
+from autoddp.view.work import WHOLE
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 STEPS = 3  # of all optimizers, after which the decisions are printed
-LONG = 5.0  # seconds that a script runs at least to be told at its end where the time went
+LONG = 5.0  # seconds from which on a script's last line says where the time went
 MUCH = 0.1  # share of that time that is lost at least where advice is given
-# Functions that the script calls to have all values: they are told with -v alone.
+# Functions that the script calls to have all values: only -v prints them.
 WISHES = frozenset(
     ("numpy", "tolist", "item", "__array__", "__repr__", "__str__", "__format__", "__reduce_ex__")
 )
-MASKS = frozenset(
-    (
-        *("index_put", "index_put_", "masked_scatter", "masked_scatter_"),
-        *("masked_select", "nonzero", "argwhere"),
-    )
-)
-MASK = "a mask over rows picks from all of them; torch.where and products with the mask do not"
 NOTHING = (
     "nothing is sharded: every rank computes all of it, which is right and no faster. A batch is "
     "sharded that has at least one row for each rank"
@@ -37,35 +29,6 @@ NOTHING = (
 BEHIND = "most was lost behind functions that gather, which the lines above name"
 FEW = "most was lost on what every rank computes whole: of fewer rows than ranks, or of no batch"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """The seconds of a rank, by what they went to: the last four add up to the first.
-
-    Attributes:
-        seconds: From its start to the end of the script.
-        computing: All that is none of the others, the script's own Python included.
-        gradients: Waiting for gradients inside of a backward.
-        ranks: Waiting for other ranks in all other places.
-        loader: Waiting for the batches of loaders.
-    """
-
-    seconds: float
-    computing: float
-    gradients: float
-    ranks: float
-    loader: float
-
-    @classmethod
-    def of(cls, run: Run, seconds: float) -> RankTimes:
-        """Return the times of this rank, `seconds` after its start."""
-        gradients = run.group.position.waited_in_backward
-        ranks = run.group.position.waited - gradients
-        loader = sum(run.waited.values())
-        computing = max(0.0, seconds - gradients - ranks - loader)
-        parts = (seconds, computing, gradients, ranks, loader)
-        return cls(*(round(part, 3) for part in parts))
 
 
 class Explanation(Feature):
@@ -79,7 +42,7 @@ class Explanation(Feature):
         self.began = perf_counter()
 
     def setup(self, undo: ExitStack) -> None:
-        """Count the steps of all optimizers; a script with too few is told at its end."""
+        """Count the steps of all optimizers; the end prints what too few have not."""
         self.run.ended.append(self.end)
         undo.callback(self.end)
         undo.callback(register_optimizer_step_post_hook(self.count).remove)
@@ -99,10 +62,10 @@ class Explanation(Feature):
         if not verbose:
             gathers = [made for made in gathers if made.what not in WISHES]
         fetching = [f"fetching: {made.where}: {made.what}" for made in report.of("loaders")]
-        for told in (fetching, [gathering(made, self.steps) for made in gathers]):
-            for line in told if verbose else told[:1]:
-                more = f"; {len(told) - 1} more (-v shows them)" if told[1:] and not verbose else ""
-                report.say_between(f"{line}{more}")
+        for lines in (fetching, [gathering(made, self.steps) for made in gathers]):
+            for line in lines if verbose else lines[:1]:
+                more = f"; {len(lines) - 1} more (-v shows them)" if len(lines) > 1 else ""
+                report.say_between(line if verbose else f"{line}{more}")
         if self.run.view.work.share() == 0:
             report.say_between(NOTHING)
 
@@ -114,50 +77,55 @@ class Explanation(Feature):
         self.explain()
         report = self.run.report
         report.release()
-        mine = RankTimes.of(self.run, perf_counter() - self.began)
-        report.times, report.gathered = asdict(mine), self.run.group.gathered
-        report.shared = self.run.view.work.share()
-        if mine.seconds >= LONG:
-            report.say_once("account", "", self.sentence(mine))
+        report.times = times = rank_times(self.run, perf_counter() - self.began)
+        report.gathered, report.shared = self.run.group.gathered, self.run.view.work.share()
+        if times["seconds"] >= LONG:
+            report.say_once("account", "", self.sentence(times))
 
-    def sentence(self, mine: RankTimes) -> str:
+    def sentence(self, times: dict[str, float]) -> str:
         """Say in one line where the time of this rank went, and what would help most."""
-        size, seconds, share = self.run.group.size, mine.seconds, self.run.view.work.share()
+        size, seconds, share = self.run.group.size, times["seconds"], self.run.view.work.share()
         if self.run.options.view == "local":
             shared = "each trained on its own rows"
         elif share is None:
             shared = "no module was called with a batch, so each did all of the computing"
         else:
             shared = f"{share:.0%} of the computing was shared"
-        waits = [(mine.gradients, "for gradients"), (mine.ranks, "for other ranks")]
-        waits += [(mine.loader, "for the loader")] * bool(self.run.waited)
-        told = ", ".join(f"{spent / seconds:.0%} {whom}" for spent, whom in waits if seconds)
-        advice = self.advice(mine, share)
+        waits = {"for gradients": "gradients", "for other ranks": "ranks"}
+        waits |= {"for the loader": "loader"} if self.run.waited else {}
+        waited = ", ".join(
+            f"{times[part] / seconds:.0%} {whom}" for whom, part in waits.items() if seconds
+        )
+        advice = self.advice(times)
         return (
-            f"{size} ranks, {seconds:.0f} s: {shared}; time spent waiting: {told}"
+            f"{size} ranks, {seconds:.0f} s: {shared}; time spent waiting: {waited}"
             f"{advice and f'; {advice}'}; `autoddp bench` tells more"
         )
 
-    def advice(self, mine: RankTimes, share: float | None) -> str:
+    def advice(self, times: dict[str, float]) -> str:
         """Return what would help most, where enough of the time is lost; else nothing."""
-        size, seconds, work = self.run.group.size, mine.seconds, self.run.view.work.seconds
-        waited = mine.gradients + mine.ranks
+        whole = self.run.view.work.seconds[WHOLE] * (1 - 1 / self.run.group.size)
         lost = {
-            "more workers for its loaders (num_workers=) would help most": mine.loader,
-            "larger batches, or fewer ranks, would help most": waited,
-            BEHIND if self.run.report.of("gather") else FEW: work[WHOLE] * (1 - 1 / size),
+            "more workers for its loaders (num_workers=) would help most": times["loader"],
+            "larger batches, or fewer ranks, would help most": times["gradients"] + times["ranks"],
+            BEHIND if self.run.report.of("gather") else FEW: whole,
         }
-        if share is None and self.run.options.view != "local":
-            lost["one process is as fast"] = seconds - mine.loader
         hint, most = max(lost.items(), key=lambda entry: entry[1])
-        # at most what one process would have had to do besides, whatever these ranks did whole
-        saved = (size - 1) * (work[SHARDED] + work[BACKWARD] + mine.loader)
-        if share is not None and waited > saved + MUCH * seconds:
-            hint = (
-                f"one process would have taken {seconds - waited + saved:.0f} s or less: its steps "
-                "are too short to be shared; larger batches would help, or fewer ranks"
-            )
-        return hint if most >= MUCH * seconds else ""
+        return hint if most >= MUCH * times["seconds"] else ""
+
+
+def rank_times(run: Run, seconds: float) -> dict[str, float]:
+    """Return the seconds of this rank, by what they went to: the last four add up to the first.
+
+    These are all of them, computing (the script's own Python included), and waiting: for gradients
+    inside a backward, for other ranks in all other places, for the batches of loaders.
+    """
+    gradients, loader = run.group.position.waited_in_backward, sum(run.waited.values())
+    ranks = run.group.position.waited - gradients
+    computing = max(0.0, seconds - gradients - ranks - loader)
+    found = {"seconds": seconds, "computing": computing, "gradients": gradients}
+    found |= {"ranks": ranks, "loader": loader}
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def gathering(made: Decision, steps: int) -> str:
@@ -169,19 +137,14 @@ def gathering(made: Decision, steps: int) -> str:
     a_step = f" a step, {_bytes(size / steps)}" if 0 < steps <= count else f", {_bytes(size)}"
     count = round(count / steps) if 0 < steps <= count else count
     often = "once" if count == 1 else f"{count} times"
-    advice = hint(made.what)
-    return f"gathers: {made.what} at {made.where}, {often}{a_step}{advice and f'; {advice}'}"
-
-
-def hint(name: str) -> str:
-    """Return what would keep a function sharded that gathers; nothing where that is not known."""
-    own = name.removesuffix(".apply")
-    if own != name:
-        return (
-            "if its rows do not depend on each other, @autoddp.rowwise in "
-            f"the script, or --rowwise MODULE:{own} for a library's, keeps them sharded"
-        )
-    return MASK if name in MASKS else ""
+    function = made.what.removesuffix(".apply")
+    advice = (
+        "; if its rows do not depend on each other, @autoddp.rowwise in the script, or --rowwise "
+        f"MODULE:{function} for a library's, keeps them sharded"
+    )
+    return f"gathers: {made.what} at {made.where}, {often}{a_step}" + (
+        advice if function != made.what else ""
+    )
 
 
 def _bytes(size: float) -> str:

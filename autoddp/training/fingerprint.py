@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import sys
+import pickle
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.errors import Disagreement
+from autoddp.training.loading.generators import Generators
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
@@ -44,25 +44,24 @@ class Fingerprint:
             self._note(_sums(values))
         self.names.append(name)
 
+    def add_each(self, leaves: list[Tensor]) -> None:
+        """Add leaves, each under its number and shape."""
+        for number, leaf in enumerate(leaves):
+            self.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
+
     def add_generators(self) -> None:
         """Add the states of `random`, numpy and torch, on all devices: all ranks draw the same."""
-        self._exactly("the state of torch's generator", torch.get_rng_state().numpy().tobytes())
-        for device, state in zip(accelerator.devices(), accelerator.states(), strict=True):
-            self._exactly(f"the state of the generator of {device}", state.cpu().numpy().tobytes())
-        self._exactly("the state of random", repr(random.getstate()).encode())
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            self._exactly(
-                "the state of numpy's generator", repr(_plain(numpy.random.get_state())).encode()
-            )
+        states = Generators()
+        names = ["torch's", *map(str, accelerator.devices())]
+        found = dict(zip(names, (x.cpu().numpy().tobytes() for x in states.torch), strict=True))
+        found |= {"random's": pickle.dumps(states.python), "numpy's": pickle.dumps(states.numpy)}
+        for name, state in found.items():
+            self.add_number(f"the state of {name} generator", zlib.crc32(state))
 
     def add_number(self, name: str, number: float) -> None:
         """Add a number that no rounding has touched."""
         self._note(torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
         self.names.append(name)
-
-    def _exactly(self, name: str, data: bytes) -> None:
-        self.add_number(name, zlib.crc32(data))
 
     def _note(self, pair: Tensor) -> None:
         pairs, owners = self._pairs.setdefault(pair.device, ([], []))
@@ -85,39 +84,39 @@ class Fingerprint:
         why: str = WHY,
         ranks: list[int] | None = None,
     ) -> None:
-        """Compare these numbers with those of all ranks; `why` they may differ is said.
+        """Compare these numbers with those of all ranks.
 
-        All ranks call this, also where the numbers of these `ranks` alone are looked at.
+        Args:
+            group: The ranks, all of which call this.
+            where: The line of the script, for the error.
+            exact: Whether rounding counts as a difference.
+            why: The reason for which numbers may differ, for the error.
+            ranks: The ranks whose numbers are compared; all if None.
 
         Raises:
-            Disagreement: Two ranks differ, by more than rounding unless `exact`.
+            Disagreement: Two ranks differ.
         """
-        if found := self.difference(group, exact, ranks):
-            name, ours, other, theirs = found
-            raise Disagreement(
-                f"{where + ': ' if where else ''}{name} is not the same on all ranks "
-                f"(rank 0 has {ours}, rank {other} {theirs}): {why}"
-            )
+        place = f"{where}: " if where else ""
+        if found := self.difference(group, exact, ranks, place):
+            raise Disagreement(f"{found}: {why}")
 
     def difference(
-        self, group: Group, exact: bool = False, ranks: list[int] | None = None
-    ) -> tuple[str, str, int, str] | None:
-        """Compare these numbers with those of all ranks, by more than rounding unless `exact`.
-
-        Returns:
-            The first name that differs, rank 0's numbers, the rank that is farthest from it, and
-            that one's; None if all are alike.
-        """
+        self, group: Group, exact: bool = False, ranks: list[int] | None = None, place: str = ""
+    ) -> str:
+        """Return in words the first number that is not the same on all ranks, if there is one."""
         found = group.all_gather(self._table())  # (ranks, names, 2)
         compared = list(range(len(found))) if ranks is None else ranks
         found = found[compared]
         allowed = 0.0 if exact else ROUNDING
         apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
         if not apart.any():
-            return None
+            return ""
         at = int(apart.int().argmax())
-        other = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
-        return self.names[at], _shown(found[0, at]), compared[other], _shown(found[other, at])
+        farthest = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
+        return (
+            f"{place}{self.names[at]} is not the same on all ranks (rank 0 has "
+            f"{_shown(found[0, at])}, rank {compared[farthest]} {_shown(found[farthest, at])})"
+        )
 
 
 def _sums(values: Tensor) -> Tensor:
@@ -136,8 +135,3 @@ def _shown(pair: Tensor) -> str:
     """Format a sum and the sum of absolute values, which is 0 for a number that is no sum."""
     total, absolute = pair.tolist()
     return f"{total:.9g}" if not absolute else f"{total:.9g}, {absolute:.9g} without signs"
-
-
-def _plain(state: Any) -> Any:
-    """Return numpy's state with its array as bytes, since an array's text omits its middle."""
-    return [part.tobytes() if hasattr(part, "tobytes") else part for part in state]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +14,12 @@ from torch.utils._pytree import tree_leaves
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.comm.position import BACKWARD
-from autoddp.patching import Call, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import named
 from autoddp.training.consistency import Consistency
-from autoddp.training.late_averaging import Accumulation, LateBackwards
-from autoddp.training.replica import Replicas
-from autoddp.view import Partial, ShardedTensor, work
+from autoddp.training.late_averaging import LateBackwards
+from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import Mean
 from autoddp.view.rules.autograd import listed, roots
 from autoddp.view.rules.partial import unread
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 SPLIT = (ShardedTensor, Partial)
 
 
-class Gradients(Accumulation):
+class Gradients(Feature):
     """Averaging by torch's DistributedDataParallel, armed when backward() is called.
 
     Gradients are averaged when backward ends, not at `step()`: clipping and unscaling come before.
@@ -48,10 +45,7 @@ class Gradients(Accumulation):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.replicas = Replicas(run.group)
-        self.backwards = LateBackwards(
-            run.view.context, self.replicas, run.view.order, self._at_its_place
-        )
+        self.backwards = LateBackwards(run.view)
         self.consistency = Consistency(run)
         self.asked = False  # gradients that the script asks for are computed
 
@@ -87,10 +81,10 @@ class Gradients(Accumulation):
     @disable_dynamo
     def backward(self, call: Call) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
-        given, seeds = named(call.args, call.kwargs)
-        if self._plain(given.get("tensors")):
-            return call.wrapped(**given)
-        tops, given[seeds] = roots(given.pop("tensors"), given.get(seeds))
+        if not call.named or self._plain(call.named["tensors"]):
+            return call.plain()
+        given = named(call)
+        tops, given["grad_tensors"] = roots(given.pop("tensors"), given.get("grad_tensors"))
         if "inputs" in given:
             given["inputs"] = [as_held(x) for x in given["inputs"]]
         if self.backwards.depth:
@@ -99,16 +93,6 @@ class Gradients(Accumulation):
         with self.view.context.within(Code.PLAIN), in_one_order():
             self.consistency.note(self.backwards.outermost(call.wrapped, tops, given))
         return None
-
-    @contextmanager
-    def _at_its_place(self, leaf: Tensor) -> Iterator[None]:
-        with self.group.together("backward", leaf, BACKWARD) as place:
-            self.group.collective_check.note(place.stamp)
-            before = self.view.work.turn(work.BACKWARD)
-            try:
-                yield
-            finally:
-                self.view.work.turn(before)
 
     @patch(
         "torch.autograd:grad",
@@ -120,13 +104,12 @@ class Gradients(Accumulation):
 
         So it is inside a backward, but for a hook of the script's that asks for a batch's.
         """
-        names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
-        names += ["allow_unused", "is_grads_batched", "materialize_grads"]
-        given = dict(zip(names, call.args, strict=False)) | call.kwargs
+        given = dict(call.named)
+        if not given or self._plain(given["outputs"]):
+            return call.plain()
         held = any(isinstance(x, SPLIT) for x in tree_leaves((given["outputs"], given["inputs"])))
-        inside = self.backwards.depth or self.asked
-        if self._plain(given["outputs"]) or (inside and not held):
-            return call.wrapped(**given)
+        if (self.backwards.depth or self.asked) and not held:
+            return call.plain()
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         # where a mode is on, as of a default device, torch calls itself once more
         before, self.asked = self.asked, True
@@ -155,7 +138,7 @@ class Gradients(Accumulation):
             return call.wrapped(lambda g: hook(Mean.apply(g, self.group)))
 
         def after(parameter: Tensor) -> None:
-            self.replicas.average([parameter])
+            self.backwards.replicas.average([parameter])
             hook(parameter)
 
         return call.wrapped(after)
@@ -165,7 +148,7 @@ class Gradients(Accumulation):
         """Average what is still to be averaged, and compare it, see `Consistency`."""
         if self._plain():
             return
-        self.backwards.before_step()
+        self.backwards.pending.average()
         self.consistency.before_step(optimizer, self.backwards.depth > 0)
 
     def compare_before_save(self) -> None:

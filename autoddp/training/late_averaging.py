@@ -2,41 +2,33 @@
 
 A script that accumulates calls backward k times before it steps and drops the gradients. The mean
 over ranks of a sum is the sum of the means, so the reducer is armed at the k-th backward alone, as
-under DDP's `no_sync`. What the first k - 1 leave in `.grad` is this rank's, and pending: nobody
-sees it so. Whoever reads one of them has all of them averaged first, in one all-reduce.
+under DDP's `no_sync`. What the first k - 1 leave in `.grad` is this rank's, and pending: a property
+at `Tensor.grad` averages all of them, in one all-reduce, when the script reads one.
 
-Ranks decide alike, as they decide by what the script does: which sets of leaves its backwards lead
-to, when these have no gradients, and when it reads one.
+Ranks decide alike, since they decide by what the script does: the leaves of its backwards, whether
+these have gradients, and when it reads one.
 """
 
 from __future__ import annotations
 
-import concurrent
-import multiprocessing
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from autoddp import torch_internals
 from autoddp.comm.context import Context
-from autoddp.effects.engine import Mode
+from autoddp.comm.position import BACKWARD
 from autoddp.errors import Disagreement
-from autoddp.patching import ABSENT, Call, Feature, patch, restore
+from autoddp.patching import ABSENT, restore
 from autoddp.training.backwards import Backwards
-from autoddp.training.gradient_access import GRAD, as_torch, gradient_of
-from autoddp.training.leaves import Leaves
-from autoddp.training.replica import Replicas
-
-if TYPE_CHECKING:
-    from autoddp.effects.run import Run
-
-THROUGH = tuple(
-    f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__
-)
+from autoddp.training.leaves import GRAD, Leaves, gradient_of
+from autoddp.training.replica import Replica, Replicas
+from autoddp.view import work
+from autoddp.view.state import View
 
 
 class PendingGradients:
@@ -46,18 +38,15 @@ class PendingGradients:
 
     Attributes:
         leaves: These leaves, by id; they are kept alive, so that ids stay theirs.
-        reads: How often the script has read one.
     """
 
     def __init__(self, replicas: Replicas, context: Context) -> None:
         self.replicas, self.context = replicas, context
         self.leaves: dict[int, Tensor] = {}
-        self.reads = 0
-        self._lock = threading.RLock()
         self._guard = property(self._get, self._set, self._delete)
 
     def add(self, leaves: Iterable[Tensor]) -> None:
-        """Hold back the gradients that these leaves have, from now on."""
+        """Add those of these leaves that have gradients."""
         self.leaves.update({id(leaf): leaf for leaf in leaves if gradient_of(leaf) is not None})
         if self.leaves:
             for name in torch_internals.GRADIENTS:
@@ -79,101 +68,57 @@ class PendingGradients:
         """Average all that is pending; every rank is at this place of the program."""
         if not self.leaves:
             return
-        with self._lock:  # another thread that reads meanwhile waits for the end
-            leaves = list(self.leaves.values())
-            # a handler that interrupts and reads finds them pending still, and averages them itself
-            gradients = [gradient_of(leaf) for leaf in leaves]
-            self.replicas.average_dense([g for g in gradients if g is not None])
-            self.drop(leaves)
+        leaves = list(self.leaves.values())
+        gradients = [gradient_of(leaf) for leaf in leaves]
+        self.replicas.average_dense([g for g in gradients if g is not None])
+        self.drop(leaves)  # not before: a handler that interrupts and reads averages them itself
 
     def _get(self, leaf: Tensor) -> Any:
         if id(leaf) in self.leaves:
             self._check()
-            self.reads += 1
             self.average()
-        return gradient_of(leaf)
+        return _as_torch(GRAD.__get__, leaf)
 
     def _set(self, leaf: Tensor, value: Any) -> None:
-        as_torch(GRAD.__set__, leaf, value)
+        _as_torch(GRAD.__set__, leaf, value)
         self.drop([leaf])
 
     def _delete(self, leaf: Tensor) -> None:
-        as_torch(GRAD.__delete__, leaf)
+        _as_torch(GRAD.__delete__, leaf)
         self.drop([leaf])
 
     def _check(self) -> None:
-        """Refuse to read where this rank is apart: to wait for the others there would be for ever.
-
-        What the script reads on its own thread, all ranks read. So they do on another thread of it:
-        a script that did not wait for that one would race with it in one process, too. But a fetch
-        of rows, what rank 0 alone does for all, a finalizer, a forked child are one rank's affair.
+        """Refuse to read where this rank may be alone: it would wait for the others for ever.
 
         Raises:
             Disagreement: The other ranks do not read here.
         """
         context = self.context
-        apart = not context.in_job() or context.ending or context.is_internal_elsewhere()
-        if context.on_script_thread():
-            apart = apart or context.passes_through() or context.collecting
-        if apart:
+        alone = not context.in_job() or context.ending or context.in_thread()
+        if alone or context.passes_through() or context.collecting:
             raise Disagreement(
                 "a gradient that is this rank's alone, as the script accumulates, is read where "
-                "the other ranks do not read it: in a data set, a child process or a finalizer; "
-                "read `.grad` of a parameter before, where all ranks do"
+                "the other ranks do not read it: in a data set, a thread, a child process or a "
+                "finalizer; read `.grad` of a parameter before, where all ranks do"
             )
 
 
-@dataclass
-class Round:
-    """The backwards that led to one set of leaves since these had no gradients.
-
-    An optimizer's step is no end of a round: a scaler skips it, a script with two has others.
-
-    Attributes:
-        leaves: The set, kept alive, so that ids stay its own.
-        length: How many there were in the last round; 0 while none may be late.
-        count: How many there have been in this one.
-        began: How often the script had read pending gradients when it began.
-        read: Whether it has read some between two of them.
-        reads: In how many rounds it has.
-        eager: For how many more rounds none is late, as each would be averaged when it is read.
-    """
-
-    leaves: Leaves
-    length: int = 0
-    count: int = 0
-    began: int = 0
-    read: bool = False
-    reads: int = 0
-    eager: int = 0
-
-    def begin(self, reads: int) -> None:
-        """Learn from the round before for this one."""
-        self.reads += self.read
-        self.eager = self.reads if self.read else max(0, self.eager - 1)
-        self.length = 0 if self.eager else self.count
-        self.count, self.began, self.read = 0, reads, False
-
-
 class LateBackwards(Backwards):
-    """The backwards of one rank, of which all but a round's last leave their gradients late.
+    """The backwards of one rank, of which all but a round's last leave their gradients pending.
 
-    Attributes:
-        pending: What late ones have left.
+    A round is the backwards to one set of leaves from one without gradients to the next such.
     """
 
-    def __init__(self, context: Context, replicas: Replicas, *given: Any) -> None:
-        super().__init__(replicas, *given)
-        self.context, self.pending = context, PendingGradients(replicas, context)
-        self.rounds: dict[Any, Round] = {}
-        self._dropped = 0  # how many reducers were when it was last looked at
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self.pending = PendingGradients(self.replicas, view.context)
 
     def _reduce(
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
     ) -> None:
         """Run a backward without the reducer if it may be late, else with it."""
-        late, pending = self._late(leaves), self.pending
-        held = late or (pending.leaves and any(id(leaf) in pending.leaves for leaf in leaves.dense))
+        late, pending = self._late(self.replicas.of(leaves), leaves), self.pending
+        held = late or any(id(leaf) in pending.leaves for leaf in leaves.dense)
         try:
             if late:
                 plain(tops, **given)
@@ -188,59 +133,38 @@ class LateBackwards(Backwards):
         elif held:  # not before: a hook may have read one meanwhile
             pending.drop(leaves.dense)
 
-    def _late(self, leaves: Leaves) -> bool:
+    def _late(self, replica: Replica, leaves: Leaves) -> bool:
         """Count a backward, and tell whether its gradients may be averaged later.
 
-        A gradient that was there before and is not pending may be in the script's hands already,
-        where nothing tells that it is read.
+        It expects as many as in the round before. A gradient that is there and not pending may be
+        in the script's hands already, where nothing shows that it is read.
         """
-        if not self.context.on_script_thread():
-            return False
-        known = self.rounds.get(leaves.key)
-        if known is None:
-            self._let_go()
-            known = self.rounds[leaves.key] = Round(leaves)
         if gradient_of(leaves.dense[0]) is None:
-            known.begin(self.pending.reads)
-        known.count += 1
-        known.read = known.read or known.began != self.pending.reads
+            replica.expected, replica.count = replica.count, 0
+        replica.count += 1
         return (
-            known.count < known.length
-            and not known.read
+            replica.count < replica.expected
             and not leaves.others
-            and not torch_internals.compiles()  # by what was compiled before: past any property
+            and self.view.context.on_script_thread()
+            and not torch_internals.compiles()  # compiled code reads past any property
             and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
         )
 
-    def before_step(self) -> None:
-        """Average what is pending still: the round was shorter than the one before."""
-        self.pending.average()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Let go of the sets of leaves of which no reducer is kept either."""
-        if self._dropped == self.replicas.dropped:
-            return
-        self._dropped = self.replicas.dropped
-        self.rounds = {
-            key: known for key, known in self.rounds.items() if self.replicas.keeps(known.leaves)
-        }
+    @contextmanager
+    def _at_common_point(self, replica: Replica) -> Iterator[None]:
+        """Run a backward at a point of the program where ranks wait for each other."""
+        view = self.view
+        with view.group.together("backward", replica.leaves.dense[0], BACKWARD) as place:
+            view.group.collective_check.note(place.stamp)
+            before = view.work.turn(work.BACKWARD)
+            try:
+                yield
+            finally:
+                view.work.turn(before)
 
 
-class Accumulation(Feature):
-    """The patches that late averaging needs, besides the property of gradients that are pending."""
-
-    run: Run
-    backwards: LateBackwards
-
-    @patch(
-        "os:fork",
-        "multiprocessing.process:BaseProcess.start",
-        why="a child finds true gradients, also in the midst of an accumulation",
-    )
-    def average_before_fork(self, call: Call) -> Any:
-        """Average if the script itself starts the child, as then all ranks come here."""
-        effects, pending = self.run.effects, self.backwards.pending
-        if pending.leaves and effects.users(THROUGH) is Mode.SYNCED:
-            pending.average()
-        return call.plain()
+def _as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:
+    """Access a gradient as torch does; classes of tensors and modes know torch's own access."""
+    if has_torch_function((tensor,)):
+        return handle_torch_function(access, (tensor,), tensor, *value)
+    return access(tensor, *value)

@@ -11,20 +11,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from autoddp.patching.kept import KeptProperty
+from autoddp.torch_internals import no_torch_function
 from autoddp.view.order import Order
+
+GRAD: Any = torch.Tensor.grad  # torch's own getter, setter and deleter: ours may stand there
 
 
 @dataclass
 class Leaves:
-    """Leaves that a backward leads to, in an order that every rank shares."""
+    """Leaves that a backward leads to, in an order that every rank shares.
+
+    Attributes:
+        dense: Leaves that a reducer averages.
+        others: Leaves with sparse or complex gradients, or on another kind of device.
+        accumulators: The graph's node of each leaf, by the leaf's id.
+    """
 
     dense: list[Tensor] = field(default_factory=list)
-    # sparse or complex gradients, another kind of device
     others: list[Tensor] = field(default_factory=list)
-    recomputes: bool = False  # a reentrant checkpoint hides more leaves
-    # the graph's node of each leaf, by the leaf's id
     accumulators: dict[int, Any] = field(default_factory=dict)
 
     @property
@@ -38,37 +45,48 @@ class Leaves:
 
 
 SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
-REENTRANT = "CheckpointFunctionBackward"
 LEAF = "AccumulateGrad"
+
+
+def gradient_of(leaf: Tensor) -> Tensor | None:
+    """Return the gradient as this rank has it, whether averaged or not."""
+    with no_torch_function():
+        found: Tensor | None = GRAD.__get__(leaf)
+    return found
+
+
+def without_gradient(leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Return those leaves that have no gradient."""
+    read = GRAD.__get__
+    with no_torch_function():
+        return [leaf for leaf in leaves if read(leaf) is None]
 
 
 def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
     """Walk the graph for its leaves, by kind; every rank finds the same ones, in the same order."""
-    found, unlike = _walked(roots)
-    leaves = Leaves(recomputes=0 in unlike)
+    found, sparse = _walked(roots)
+    leaves = Leaves()
     leaves.accumulators = {id(node.variable): node for node in found}
     ordered = one_order.sorted([node.variable for node in leaves.accumulators.values()])
-    kind = _most(ordered)
+    # a reducer serves one kind of device
+    kind = next((leaf.device.type for leaf in ordered if not leaf.is_cpu), "cpu")
     for leaf in ordered:
         plain = (
             leaf.device.type == kind
             and leaf.is_floating_point()
             and leaf.layout is torch.strided
-            and id(leaf) not in unlike
+            and id(leaf) not in sparse
         )
         (leaves.dense if plain else leaves.others).append(leaf)
     return leaves
 
 
 def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
-    """Return the accumulators of a graph, as they are met, each once.
-
-    Also the ids of leaves whose gradients are sparse, 0 among them if some recompute.
-    """
+    """Return a graph's accumulators, and the ids of leaves with sparse gradients."""
     found: list[Any] = []
-    unlike: set[int] = set()
+    sparse: set[int] = set()
     seen: set[Any] = {None}
-    todo: list[Any] = [root.grad_fn or _accumulator(root) for root in roots]
+    todo: list[Any] = [get_gradient_edge(root).node for root in roots if root.requires_grad]
     while todo:
         node = todo.pop()
         if node in seen:
@@ -83,25 +101,6 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
             continue
         following = node.next_functions
         if name in SPARSE and getattr(node, "_saved_sparse", False):
-            unlike.add(id(getattr(following[0][0], "variable", None)))
-        if name == REENTRANT:
-            unlike.add(0)
+            sparse.add(id(getattr(following[0][0], "variable", None)))
         todo += [each for each, _ in following if each not in seen]
-    return found, unlike
-
-
-def _most(leaves: Iterable[Tensor]) -> str:
-    """Return the kind of device that holds most of the leaves, by bytes.
-
-    A reducer serves one kind; the rest is averaged by itself.
-    """
-    sizes: dict[str, int] = {}
-    for leaf in leaves:
-        sizes[leaf.device.type] = sizes.get(leaf.device.type, 0) + leaf.nbytes
-    return max(sizes, key=lambda kind: (sizes[kind], kind), default="cpu")
-
-
-def _accumulator(leaf: Tensor) -> Any:
-    """Return the accumulator of a leaf, since a root may be one itself."""
-    view = leaf.view_as(leaf).grad_fn
-    return view.next_functions[0][0] if view is not None else None
+    return found, sparse

@@ -16,7 +16,6 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.loading.sampling import Fetching
-from autoddp.training.replica import Replicas
 from autoddp.view.rules.autograd import listed
 
 if TYPE_CHECKING:
@@ -35,9 +34,8 @@ class LocalView(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.fetching = Fetching(run)
-        self.replicas = Replicas(run.group)
         self.share = 1.0  # of the batch fetched last: this rank's rows times ranks, by all rows
-        self.backwards = Backwards(self.replicas, run.view.order)
+        self.backwards = Backwards(run.view)
 
     def setup(self, undo: ExitStack) -> None:
         """Show the job to the script, its process group included."""
@@ -69,15 +67,17 @@ class LocalView(Feature):
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     def backward(self, call: Call) -> None:
         """Average gradients; a mean over this rank's rows counts by its share of the batch."""
-        given, seeds = named(call.args, call.kwargs)
-        if not self.view.context.is_rank() or self.run.options.average_every is not None:
-            return call.wrapped(**given)
-        tops, some = listed(given.pop("tensors")), listed(given.get(seeds))
+        averages = self.run.options.average_every is None
+        if not call.named or not averages or not self.view.context.is_rank():
+            return call.plain()
+        given = named(call)
+        tops, some = listed(given.pop("tensors")), listed(given.get("grad_tensors"))
         if self.backwards.depth:  # its seeds come of those that are weighed already
             self.backwards.inner(tops)
             return call.wrapped(tops, **given)
         some += [None] * (len(tops) - len(some))
-        given[seeds] = [self._weighed(top, seed) for top, seed in zip(tops, some, strict=True)]
+        seeds = zip(tops, some, strict=True)
+        given["grad_tensors"] = [self._weighed(top, seed) for top, seed in seeds]
         self.backwards.outermost(call.wrapped, tops, given)
         return None
 

@@ -9,19 +9,24 @@ exact for split and for replicated work, and idempotent, so accumulation needs n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.group import MIN, Group
+from autoddp.comm.group import MIN, SUM, Group
+from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.together import told_by_launcher
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import Leaves
-from autoddp.training.shared_gradients import BucketAveraging, averaged
+from autoddp.view.redistribute import all_gather_rows
+from autoddp.view.shard_sizes import ShardSizes
+from autoddp.view.state import View
 
 KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
 ROOM = 1 << 30  # bytes of gradients of those on an accelerator, beyond the one used last
@@ -65,75 +70,73 @@ def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
     return [each for each, here in zip(found, everywhere, strict=True) if here]
 
 
-class Kept(NamedTuple):
-    """A reducer, the leaves that it serves, and what its hook notes, if that is ours."""
+@dataclass
+class Replica:
+    """A reducer, and the leaves whose gradients it averages.
 
-    replica: DistributedDataParallel
+    Attributes:
+        forwarded: Whether its first forward is done.
+        expected: The number of backwards that the script accumulated last before a step.
+        count: The number of those that it accumulates now.
+    """
+
+    reducer: DistributedDataParallel
     leaves: Leaves
-    averaging: BucketAveraging | None
+    forwarded: bool = False
+    expected: int = 0
+    count: int = 0
 
 
 class Replicas:
-    """The reducers of one rank, one for each set of leaves.
+    """The reducers of one rank, one for each set of leaves, of which the last few are kept."""
 
-    Attributes:
-        dropped: Counts the reducers that are not kept any more.
-    """
+    def __init__(self, view: View) -> None:
+        self.view, self.group = view, view.group
+        self._kept: dict[Any, Replica] = {}  # the one used last comes last
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        # alive, so that ids stay theirs
-        self._kept: dict[Any, Kept] = {}
-        self.dropped = 0
-
-    def arm(self, leaves: Leaves, roots: list[Tensor]) -> BucketAveraging | None:
-        """Have the reducer of the dense leaves wait for their gradients in the next backward.
-
-        Returns:
-            What notes the leaves without a gradient; None if nothing does.
-        """
-        known = self._kept.pop(leaves.key, None)
-        replica, averaging = self._made(leaves.dense) if known is None else known[::2]
-        self._kept[leaves.key] = Kept(replica, leaves, averaging)  # now the one used last
+    def of(self, leaves: Leaves) -> Replica:
+        """Return the replica of the dense leaves."""
+        found = self._kept.pop(leaves.key, None)
+        if found is None:
+            self.compare(leaves.dense)
+            found = Replica(self._made(leaves.dense), leaves)
+        self._kept[leaves.key] = found
         while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
             del self._kept[next(iter(self._kept))]
-            self.dropped += 1
+        return found
+
+    def arm(self, replica: Replica, roots: list[Tensor]) -> None:
+        """Have a reducer wait for the gradients of the next backward, from these roots."""
         # now and then ranks agree upon the buckets
         with torch.enable_grad(), told_by_launcher(self.group):
-            if known is None:
-                replica.forward(*roots)  # past hooks of the script's for all modules
+            if replica.forwarded:
+                torch_internals.arm(replica.reducer)
             else:
-                torch_internals.arm(replica)
-        return averaging
+                replica.reducer.forward(*roots)  # past hooks of the script's for all modules
+                replica.forwarded = True
 
-    def _made(self, leaves: list[Tensor]) -> tuple[DistributedDataParallel, BucketAveraging | None]:
-        self.compare(leaves)
-        anchor, group = Anchor(leaves), self.group
+    def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
+        group = self.group
         with told_by_launcher(group):
-            replica = torch_internals.replica_of(anchor, group.pg)
-        shared = group.gradient_memory is not None and leaves[0].is_cpu
-        averaging = BucketAveraging(group, leaves) if shared else None
-        if averaging is not None:
-            replica.register_comm_hook(averaging, averaged)
-        return replica, averaging
+            made = torch_internals.replica_of(Anchor(leaves), group.pg)
+        if group.gradient_memory is not None and leaves[0].is_cpu:
+            # torch reads a hook's annotations, and takes no texts: a lambda has none
+            made.register_comm_hook(group, lambda group, bucket: averaged(group, bucket.buffer()))
+        return made
 
     def _held(self) -> int:
         """Count bytes of accelerators' memory that reducers hold, beyond the one used last."""
         sizes = [
             x.nbytes
-            for kept in [*self._kept.values()][:-1]
-            for x in kept.leaves.dense
+            for replica in [*self._kept.values()][:-1]
+            for x in replica.leaves.dense
             if not x.is_cpu
         ]
         return sum(sizes)
 
-    def keeps(self, leaves: Leaves) -> bool:
-        """Return whether there is a reducer of these leaves."""
-        return leaves.key in self._kept
-
-    def drop(self, leaves: Leaves) -> None:
+    def drop(self, replica: Replica) -> None:
         """Drop the reducer of a backward that raised: half-way, it refuses every later forward."""
-        self.dropped += self._kept.pop(leaves.key, None) is not None
+        self._kept.pop(replica.leaves.key, None)
 
     def compare(self, leaves: list[Tensor]) -> None:
         """Compare leaves over ranks: equal, since all run the same script on the same values.
@@ -142,8 +145,7 @@ class Replicas:
             Disagreement: They are not equal.
         """
         found = Fingerprint()
-        for number, leaf in enumerate(leaves):
-            found.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
+        found.add_each(leaves)
         # accelerators add up in an order of their own: what is computed there differs in last bits
         exact = all(leaf.device.type == "cpu" for leaf in leaves)
         found.compare(self.group, exact=exact or torch.are_deterministic_algorithms_enabled())
@@ -171,22 +173,29 @@ class Replicas:
     def average_sparse(self, grad: Tensor) -> Tensor:
         """Return the mean of a sparse gradient: every rank's entries, one after the other."""
         grad = grad.coalesce()
-        counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
-
-        def of_all(mine: Tensor, dim: int) -> Tensor:
-            shape = [*mine.shape[:dim], max(counts), *mine.shape[dim + 1 :]]
-            padded = mine.new_zeros(shape)
-            padded.narrow(dim, 0, grad._nnz()).copy_(mine)
-            found = zip(self.group.all_gather(padded), counts, strict=True)
-            return torch.cat([each.narrow(dim, 0, count) for each, count in found], dim)
-
-        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever is said of
-        # checks
+        counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten()
+        sizes = ShardSizes(self.view, tuple(counts.tolist()))
+        indices, values = (
+            all_gather_rows(grad.indices(), sizes, 1),
+            all_gather_rows(grad.values(), sizes, 0),
+        )
+        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns in any case
         mean: Tensor = torch_internals.sparse_of_parts(
             *(grad.sparse_dim(), grad.dense_dim(), grad.shape),
-            *(of_all(grad.indices(), 1), of_all(grad.values(), 0) / self.group.size),
+            *(indices, values / self.group.size),
             dtype=grad.dtype,
             layout=grad.layout,
             device=grad.device,
         )
         return mean.coalesce()
+
+
+def averaged(group: Group, bucket: Tensor) -> Future[Tensor]:
+    """Average a bucket of gradients in place, by the memory of the node; the backward waits."""
+    memory, position = group.gradient_memory, group.position
+    assert memory is not None
+    with position.at(COLLECTIVE, position.now[1]):  # here it does wait, see `Position`
+        memory.all_reduce(bucket, SUM, share=group.size)
+    done: Future[Tensor] = Future()
+    done.set_result(bucket)
+    return done

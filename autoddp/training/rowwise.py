@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib.util
 import inspect
-import pkgutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
@@ -101,8 +100,7 @@ def _check(name: str, root: str, path: str) -> None:
     if not root or not path:
         raise BadInput(f"--rowwise is {name!r}; it takes package.module:Name")
     if importlib.util.find_spec(root) is None:
-        near = _nearest(root, [m.name for m in pkgutil.iter_modules()])
-        raise BadInput(f"--rowwise is {name!r}; {near}")
+        raise BadInput(f"--rowwise is {name!r}; there is no module {root!r}")
 
 
 def _nearest(name: str, names: list[str]) -> str:

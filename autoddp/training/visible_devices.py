@@ -19,14 +19,11 @@ class Visible(Feature):
     @patch("torch.nn:DataParallel.__init__", why="a rank sees its own devices: others are left out")
     def use_own(self, call: Call) -> Any:
         """Leave out the ids of devices that this rank does not see."""
-        given = (
-            dict(zip(("module", "device_ids", "output_device", "dim"), call.args, strict=False))
-            | call.kwargs
-        )
-        there = torch.accelerator.device_count()
-        for name in ("device_ids", "output_device"):
-            given[name] = among(given.get(name), there) if there else given.get(name)
-        return call.wrapped(**given)
+        there, given = torch.accelerator.device_count(), call.named
+        if not there or not given:
+            return call.plain()
+        names = ("device_ids", "output_device")
+        return call.changed(**{name: among(given.get(name), there) for name in names})
 
 
 def among(ids: Any, there: int) -> Any:

@@ -73,6 +73,7 @@ class WholeCalls(Feature):
     @patch(
         *("torch.func:vjp", "torch.func:jvp", "torch.func:functional_call"),
         *("torch.jit:trace", "torch.jit:trace_module", "torch.jit:_get_trace_graph"),
+        *("torch.export:export", "torch.onnx:export"),
         why="weights that are no leaves, and graphs of an example: of whole tensors, on every rank",
     )
     def call_whole(self, call: Call) -> Any:
@@ -80,16 +81,6 @@ class WholeCalls(Feature):
         args, kwargs = _gathered((call.args, call.kwargs))
         with self.view.context.within(Code.PLAIN):
             return call.wrapped(*args, **kwargs)
-
-    @patch(
-        "torch.export:export",
-        "torch.export:export_for_training",
-        "torch.onnx:export",
-        why="what is exported with a batch as the example is exported of the whole",
-        optional=True,
-    )
-    def export(self, call: Call) -> Any:
-        return self.call_whole(call)
 
     @patch(
         "torch.nn.functional:l1_loss",

@@ -5,7 +5,6 @@ from inspect import signature
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from autoddp.options import Options
@@ -61,12 +60,6 @@ def test_it_is_said_once_after_three_steps_by_rank_0():
     )
 
 
-def test_a_script_with_fewer_steps_hears_it_at_its_end():
-    zero, _ = told(lambda stream: steps(stream, 2))
-    assert zero[0] == [0, 0]
-    assert len(zero[1]) == 1
-
-
 def test_nothing_split_is_said_with_what_would_help():
     def script(stream):
         train(mlp(), batches(6, 1))
@@ -74,10 +67,6 @@ def test_nothing_split_is_said_with_what_would_help():
     zero, _ = told(script)
     assert zero[1][-1].startswith("[autoddp] nothing is sharded: every rank computes all of it")
     assert "at least one row for each rank" in zero[1][-1]
-
-
-def test_nothing_decided_nothing_said():
-    assert told(lambda stream: sgd(mlp()).step()) == [(None, []), (None, [])]
 
 
 def gathers(stream):
@@ -94,7 +83,6 @@ def test_what_gathers_most_is_said_with_what_helps_and_all_with_v():
     zero, _ = told(gathers)
     (line,) = (line for line in zero[1] if "gathers: " in line)
     assert "gathers: masked_select at test_explanation.py:" in line
-    assert "torch.where" in line
     assert line.endswith("(-v shows them)")
     verbose = [line for line in told(gathers, verbose=True)[0][1] if "gathers: " in line]
     assert any("gathers: numpy at " in line for line in verbose)
@@ -127,31 +115,6 @@ def test_how_the_work_went_is_said_at_the_end():
     assert int(found[1]) >= 95
 
 
-def test_work_that_every_rank_does_counts_as_one_processes():
-    class Slow(nn.Linear):
-        def forward(self, x):
-            time.sleep(0.05)  # as the sharded call does: half of what one process does there
-            return super().forward(x)
-
-    def script(stream):
-        split, whole, x = Slow(3, 3), Slow(3, 3), torch.randn(8, 3)
-        split(x)
-        for _ in range(4):
-            split(x)
-            whole(x[:1])  # too few rows
-
-    found = re.match(r"(\d+)% of the computing", line := account(script))
-    assert 60 <= int(found[1]) <= 72, line
-
-
-def test_without_modules_that_is_said():
-    line = account(lambda stream: None)
-    assert line.startswith(
-        "no module was called with a batch, so each did all of the computing; time spent waiting: "
-    )
-    assert line.endswith("; one process is as fast")
-
-
 def test_what_a_rank_waited_for_is_said():
     def script(stream, run):
         model, x = mlp(), batches(40, 8)
@@ -162,35 +125,7 @@ def test_what_a_rank_waited_for_is_said():
 
     line = account(script)
     assert int(re.search(r"(\d+)% for other ranks", line)[1]) >= 30
-    assert re.search(r"; one process would have taken \d+ s or less: its steps are too ", line)
-
-
-def test_a_wait_that_is_shorter_than_what_was_shared_makes_ranks_no_loss():
-    class Slow(nn.Linear):
-        def forward(self, x):
-            time.sleep(0.1)
-            return super().forward(x)
-
-    def script(stream, run):
-        model, x = Slow(3, 3), torch.randn(8, 3)
-        for _ in range(20):
-            model(x).sum().item()
-        if run.world.rank:
-            time.sleep(1.0)
-        print(model(x).sum().item())
-
-    assert account(script).endswith("; larger batches, or fewer ranks, would help most")
-
-
-def test_what_was_gathered_and_loaders_are_said():
-    def script(stream, run):
-        run.waited["DataLoader at t.py:1"] = 9.0
-        (x,) = (x for x, _ in batches(8, 8))
-        x.numpy()
-
-    line = account(script)
-    assert re.search(r" for other ranks, \d{3,}% for the loader; ", line)
-    assert line.endswith("; more workers for its loaders (num_workers=) would help most")
+    assert line.endswith("; larger batches, or fewer ranks, would help most")
 
 
 def test_in_the_local_view_each_rank_works_on_its_rows():
@@ -201,21 +136,6 @@ def test_in_the_local_view_each_rank_works_on_its_rows():
     )
     assert (zero[1], one[1]) == ([said], [])
     assert account(lambda stream: None, view="local").startswith("each trained on its own rows; ")
-
-
-def test_a_wait_for_gradients_is_told_from_other_waits():
-    def waits(stream, run):
-        model = mlp()
-        for x, y in batches(40, 8):
-            loss = F.cross_entropy(model(x), y)
-            if run.world.rank:
-                time.sleep(0.1)
-            loss.backward()
-        position = run.group.position
-        return position.waited, position.waited_in_backward
-
-    (whole, gradients), _ = (seen for seen, _ in told(waits))
-    assert 0.3 <= gradients <= whole
 
 
 def test_the_report_has_where_the_seconds_of_rank_0_went():

@@ -83,11 +83,9 @@ def nodes(tmp_path, mine, theirs, *args, options=()):
 
 
 WAYS = {
-    "memory": (["memory", "0"], "its first batch "),
     "rows": (["rows", "0"], "its first batch "),
     "rows, by workers": (["rows", "1"], "its first batch "),
     "once on each node": (["drawn", "0"], "its first batch "),
-    "once on each node, by workers": (["stream", "1"], "its first batch "),
     "every rank all": (["each", "0"], "its first batch "),
 }
 

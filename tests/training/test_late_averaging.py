@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
-import multiprocessing
-import os
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -98,25 +93,6 @@ class Accumulates:
 
 
 @script
-def rounds_of_one_length():
-    it = Accumulates()
-    for _ in range(4):
-        it.round(4)
-    it.backwards(3)
-    return it.found()
-
-
-@script
-def rounds_of_one():
-    it = Accumulates()
-    for _ in range(3):
-        it.backward()
-        averaged()
-        it.step()
-    return it.found()
-
-
-@script
 def rounds_of_other_lengths():
     it = Accumulates()
     for count in (3, 3, 2, 3, 5, 1, 4, 4, 2, 2):
@@ -193,18 +169,6 @@ def gradients_that_are_set_or_taken_away(run):
 
 
 @script
-def a_gradient_that_the_script_holds(run):
-    it = Accumulates()
-    it.begin(run)
-    it.round(1)
-    it.round(3)
-    held = it.model[2].bias.grad = torch.zeros(3)
-    it.backward()
-    averaged()  # nothing tells that the script reads what it holds
-    return held.clone(), it.found()
-
-
-@script
 def zeroed_in_the_midst(run):
     it = Accumulates()
     for to_none in (True, False):
@@ -219,17 +183,6 @@ def zeroed_in_the_midst(run):
     it.model.zero_grad()
     it.backwards(1)
     return it.found()
-
-
-@script
-def zeroed_to_zeros():
-    it = Accumulates()
-    for count in (3, 3, 2, 3):
-        it.backwards(count)
-        averaged_from_the_second_round = grads(it.model)
-        it.optimizer.step()
-        it.optimizer.zero_grad(set_to_none=False)
-    return averaged_from_the_second_round, it.found()
 
 
 @script
@@ -265,31 +218,7 @@ def hooks_on_parameters(run):
 
 
 @script
-def a_hook_that_reads_another_gradient(run):
-    it, seen = Accumulates(), []
-    it.begin(run)
-    x, y = next(it.batches)
-    out = it.model(x)
-    out.register_hook(lambda g: seen.append(grads(it.model)))
-    F.cross_entropy(out, y).backward()
-    averaged()
-    for count in (3, 3):
-        it.round(count)
-    return seen, it.found()
-
-
-@script
-def an_optimizer_in_the_backward():
-    model = mlp()
-    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
-    model[0].bias.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-    it = Accumulates(model)
-    for _ in range(3):
-        it.round(3)
-    return it.found()
-
-
-def a_game(run, together):
+def two_players_in_turn(run):
     """As in a GAN: one player's backwards lead to the other's leaves, or not."""
     real, fake = nn.Linear(5, 4), nn.Linear(5, 5)
     optimizers = [sgd(real), sgd(fake)]
@@ -299,29 +228,16 @@ def a_game(run, together):
             x, _ = next(data)
             real(x).mean().backward()
             (-real(fake(x).detach()).mean()).backward()
-        if not together:
-            optimizers[0].step()
-            optimizers[0].zero_grad()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
         for _ in range(count):
             x, _ = next(data)
             real(fake(x)).square().mean().backward()
-        for optimizer in optimizers[not together :]:
-            optimizer.step()
-        if not together:
-            averaged()
+        optimizers[1].step()
+        averaged()
         for optimizer in optimizers:
             optimizer.zero_grad()
     return weights(real, fake)
-
-
-@script
-def two_players_in_turn(run):
-    return a_game(run, together=False)
-
-
-@script
-def two_players_at_once(run):
-    return a_game(run, together=True)
 
 
 @script
@@ -364,41 +280,6 @@ def other_kinds_of_backward_in_the_midst(run):
 
 
 @script
-def a_reentrant_checkpoint_in_the_midst(run):
-    it = Accumulates()
-    it.begin(run)
-    x, y = next(it.batches)
-    inner = torch.utils.checkpoint.checkpoint(it.model[0], x.requires_grad_(), use_reentrant=True)
-    F.cross_entropy(it.model[2](it.model[1](inner)), y).backward()
-    averaged()
-    return it.found()
-
-
-@script
-def a_backward_within_another(run):
-    it, extra = Accumulates(), nn.Linear(5, 3)
-
-    class Calls(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            with torch.enable_grad():
-                extra(torch.ones(2, 5)).sum().backward()
-            return g
-
-    for _ in range(3):
-        for _ in range(3):
-            it.backward(lambda x: Calls.apply(it.model(x)))
-        it.step()
-    it.backward(lambda x: Calls.apply(it.model(x)))
-    pending(run)
-    return grads(extra), it.found()
-
-
-@script
 def exceptions(run):
     it = Accumulates()
     it.begin(run)
@@ -420,43 +301,6 @@ def exceptions(run):
         it.backward(refuse)  # which would have been late, and has come to some leaves
     pending(run)
     return found, it.found()
-
-
-@script
-def losses_that_are_whole(run):
-    it = Accumulates()
-    x, y = torch.randn(7, 5), torch.arange(7) % 3
-    for _ in range(3):
-        it.backward()
-        F.cross_entropy(it.model(x), y).backward()
-        sum((p**2).sum() for p in it.model.parameters()).backward()
-        it.backward()
-        it.step()
-    it.backward()
-    F.cross_entropy(it.model(x), y).backward()
-    return it.found()
-
-
-@script
-def no_gradient_is_none(run):
-    class Half(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, unused):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * 2, None
-
-    it, unused = Accumulates(), nn.Parameter(torch.ones(3))
-    for _ in range(3):
-        for _ in range(3):
-            it.backward(lambda x: Half.apply(it.model(x), unused))
-        it.step()
-        assert unused.grad is None
-    it.backward(lambda x: Half.apply(it.model(x), unused))
-    pending(run)
-    return unused.grad, it.found()
 
 
 @script
@@ -498,63 +342,6 @@ def raw_leaves_and_copies(run):
     return found
 
 
-class Holder:
-    """An object that keeps gradients when it is pickled."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __getstate__(self):
-        return {"gradients": grads(self.model)}
-
-
-@script
-def pickled(run):
-    it, found = Accumulates(), []
-    for save in (pickle.dump, torch.save):
-        it.begin(run)
-        file = io.BytesIO()
-        save(Holder(it.model), file)
-        found.append(grads(it.model))
-        it.round(1)
-        it.round(3)
-    it.round(3)
-    it.backward()
-    pending(run)
-    copied = copy.deepcopy(it.model)
-    return found, grads(copied), it.found()
-
-
-@script
-def in_a_checkpoint(run):
-    it = Accumulates()
-    it.begin(run)
-    torch.save(Holder(it.model), "checkpoint.pt")
-    averaged()
-    found = vars(torch.load("checkpoint.pt", weights_only=False))["gradients"]
-    os.remove("checkpoint.pt")
-    return found, it.found()
-
-
-@script
-def modules_that_are_cast(run):
-    it = Accumulates()
-    it.begin(run)
-    it.model.to(torch.complex128).to(torch.float64)
-    averaged()
-    return grads(it.model)
-
-
-@script
-def read_in_threads(run):
-    it = Accumulates()
-    it.begin(run)
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda p: p.grad.norm().item(), it.model.parameters()))
-    averaged()
-    return found, it.found()
-
-
 @script
 def read_under_modes(run):
     it, found = Accumulates(), []
@@ -565,16 +352,6 @@ def read_under_modes(run):
             found.append(it.model[0].weight.grad.sum().item())
             averaged()
         it.round(1)
-        for _ in range(4):
-            it.round(3)
-        it.optimizer.zero_grad()
-        with mode:
-            x, _ = next(it.batches)
-            found.append(x.sum().item())
-    with torch.device("cpu"):
-        it.round(3)
-        it.backwards(2)
-        pending(run)
     return found, it.found()
 
 
@@ -593,74 +370,6 @@ def gradients_of_a_batch_meanwhile(run):
             pending(run)
         it.step()
     return found, it.found()
-
-
-class Marked(nn.Parameter):
-    """A parameter whose class is asked what to do."""
-
-    __torch_function__ = classmethod(torch.Tensor.__torch_function__.__func__)
-
-
-@script
-def a_class_of_parameters(run):
-    it = Accumulates()
-    it.model[0].weight = Marked(it.model[0].weight.detach())
-    it = Accumulates(it.model)
-    it.begin(run)
-    found = [it.model[0].weight.grad, *weights(it.model)]
-    averaged()
-    return [x.as_subclass(torch.Tensor) for x in found]
-
-
-@script
-def a_child_that_is_forked(run):
-    it = Accumulates()
-    it.begin(run)
-    child = os.fork()
-    if child == 0:
-        os._exit(int(it.model[0].weight.grad.abs().sum() * 1e4) % 251)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), it.found()
-
-
-def tell(queue, model):
-    """In a child of multiprocessing."""
-    queue.put([p.grad.sum().item() for p in model.parameters()])
-
-
-@script
-def a_child_of_multiprocessing(run):
-    it, fork = Accumulates(), multiprocessing.get_context("fork")
-    it.begin(run)
-    queue = fork.Queue()
-    child = fork.Process(target=tell, args=(queue, it.model))
-    child.start()
-    found = queue.get()
-    child.join()
-    return found, it.found()
-
-
-@script
-def workers_of_a_loader(run):
-    it = Accumulates()
-    it.begin(run)
-    for x, y in batches(15, 5, num_workers=1):
-        F.cross_entropy(it.model(x), y).backward()
-    return it.found()
-
-
-@script
-def a_closure():
-    model = mlp()
-    optimizer = torch.optim.LBFGS(model.parameters(), 0.5, max_iter=4)
-    x, y = next(iter(batches(9, 7)))
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    return [optimizer.step(closure).item() for _ in range(3)], weights(model)
 
 
 @script
@@ -710,7 +419,7 @@ def traffic(group):
     return found
 
 
-def travels(run, lengths, reads=False):
+def travels(run, lengths):
     torch._dynamo.reset()  # what a test before has compiled
     found, it = traffic(run.group), Accumulates()
     per_round = []
@@ -718,8 +427,6 @@ def travels(run, lengths, reads=False):
         before = len(found)
         for _ in range(count):
             it.backward()
-            if reads:
-                grads(it.model)
         it.step()
         per_round.append(found[before:])
     return per_round
@@ -735,12 +442,6 @@ def test_the_last_backward_of_a_round_alone_is_averaged(nproc):
     want = [[REDUCED] * n for n in (4, 1, 1)]
     want += [[READ], [REDUCED], [REDUCED] * 4, [REDUCED]]
     assert on_ranks(run, nproc) == [want] * nproc
-
-
-def test_a_script_that_reads_between_is_not_made_to_pay_again_and_again():
-    run = functools.partial(travels, lengths=[3] * 7, reads=True)
-    eager, tried = [REDUCED] * 3, [READ, REDUCED, REDUCED]
-    assert on_ranks(run, 2) == [[eager, tried, eager, tried, eager, eager, tried]] * 2
 
 
 # ---- the end, and where ranks are apart

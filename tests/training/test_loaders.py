@@ -6,24 +6,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
-    Subset,
     TensorDataset,
     WeightedRandomSampler,
-    random_split,
 )
 
 from autoddp.errors import Disagreement
-from autoddp.training.loading.sampling import RowSampler
 from autoddp.view import ShardedTensor, is_sharded
 from tests.support.training import (
     TWO_OR_THREE,
@@ -81,17 +75,6 @@ class DrawsBetween(Sampler):
     def __iter__(self):
         for _ in range(self.count):
             yield int(torch.randint(self.count, ()))
-
-
-class Blur(nn.Module):
-    """A module with a parameter, as a transform."""
-
-    def __init__(self):
-        super().__init__()
-        self.mix = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.mix(x).detach()
 
 
 @script
@@ -154,13 +137,6 @@ def worker_processes():
 
 
 @script
-def parts_of_data_sets():
-    left, right = random_split(rows(17), [11, 6])
-    both = ConcatDataset([left, Subset(right, [0, 2, 4])])
-    return order(DataLoader(left, 4, shuffle=True)), order(DataLoader(both, 5)), draws()
-
-
-@script
 def samples_that_cannot_be_read():
     def sample(n):
         if n == 3:
@@ -178,25 +154,6 @@ def samples_that_cannot_be_read():
             except ValueError as error:
                 found.append(str(error)[-9:])
     return found, draws()
-
-
-@script
-def numbers_of_which_the_first_row_decides():
-    data = Listed(12, lambda n: (torch.ones(2), 0.5 if n == 1 else 1))
-    return [
-        (y.dtype, y.tolist())
-        for workers in (0, 1)
-        for _, y in DataLoader(data, 6, num_workers=workers)
-    ]
-
-
-@script
-def samples_of_many_lengths():
-    loader = DataLoader(Listed(8, lambda n: torch.zeros(1 + n // 2)), 4)
-    try:
-        return order(loader)
-    except RuntimeError as error:
-        return "each tensor to be equal size" in str(error)
 
 
 @script
@@ -222,55 +179,6 @@ def a_generator_that_the_data_set_holds():
             found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
         found.append(draw(rng))
     return found, draws()
-
-
-class Jitter:
-    """A transform with a generator, which only its attribute refers to."""
-
-    def __init__(self, rng=None):
-        self.rng = rng
-
-    def __call__(self, n):
-        if self.rng is None:  # made by the first fetch
-            self.rng = np.random.default_rng(5)
-        drawn = torch.rand((), generator=self.rng) if type(self.rng) is torch.Generator else None
-        return torch.full((2,), n + float(self.rng.random() if drawn is None else drawn))
-
-
-@script
-def a_generator_that_something_else_holds():
-    rng = torch.Generator().manual_seed(4)  # by a closure
-    found = []
-    for data in (
-        Listed(11, lambda n: torch.full((2,), n + float(torch.rand((), generator=rng)))),
-        Listed(11, Jitter(torch.Generator().manual_seed(3))),
-    ):
-        for workers in (0, 0, 1):
-            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
-    return found, float(torch.rand((), generator=rng)), draws()
-
-
-@script
-def a_generator_that_the_first_fetch_makes():
-    found = []
-    for workers in (0, 1):
-        data = Listed(11, Jitter())
-        for _ in range(2):
-            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
-    return found, draws()
-
-
-@script
-def a_data_set_that_writes_into_what_it_has_made():
-    def preprocess(n):  # as of the public U-Net: ids of a mask, written into a new array
-        made = np.zeros((2, 3), dtype=np.int64)
-        for number, value in enumerate((0, 1)):
-            made[np.full((2, 3), n % 2) == value] = number
-        return made
-
-    return order(
-        DataLoader(Listed(9, lambda n: {"mask": torch.as_tensor(preprocess(n))}["mask"]), 4)
-    )
 
 
 @script
@@ -300,27 +208,6 @@ def dictionaries_tuples_and_numbers():
     ]
 
 
-class Named(dict):
-    """A dictionary of a user's own kind."""
-
-
-@script
-def two_views_in_a_list():
-    data = Listed(sample=lambda n: ([torch.arange(2.0) + n, torch.arange(2.0) - n], n % 3))
-    return [torch.cat(views).tolist() for views, _ in DataLoader(data, 4)]
-
-
-@script
-def a_dictionary_of_its_own_kind():
-    data = Listed(sample=lambda n: (Named(x=torch.arange(2.0) + n), [Named(y=n)]))
-    return [(b["x"].tolist(), c["y"].tolist()) for b, (c,) in DataLoader(data, 4)]
-
-
-@script
-def numpys_strings():
-    return order(DataLoader(Listed(sample=lambda n: (np.float32(n), np.str_(f"name {n}"))), 4))
-
-
 @script
 def own_collate():
     def padded(samples):
@@ -339,22 +226,11 @@ def an_iterable_data_set():
 
 
 @script
-def no_batches():
-    return [(x.tolist(), y) for x, y in DataLoader(Listed(), batch_size=None)]
-
-
-@script
 def iterators_side_by_side():
     loader, other = batches(11, 4), batches(13, 3, shuffle=False)
     zipped = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, loader, strict=True)]
     mixed = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, other, strict=False)]
     return zipped, mixed, draws()
-
-
-@script
-def nested_epochs():
-    outer, inner = batches(11, 4), batches(7, 3)
-    return [[(x + z[0]).tolist() for z, _ in inner] for x, _ in outer], draws()
 
 
 @script
@@ -368,16 +244,6 @@ def a_break_in_mid_epoch():
 
 
 @script
-def a_module_in_the_data_set():
-    blur = Blur()
-    model = mlp(3)
-    loader = DataLoader(
-        Listed(sample=lambda n: (blur(torch.arange(3.0) + n), n % 3)), 4, shuffle=True
-    )
-    return train(model, loader), weights(model, blur)
-
-
-@script
 def ignored_targets():
     x, y = torch.randn(11, 5), torch.randint(3, (11,))
     y[::3] = -100
@@ -388,26 +254,6 @@ def ignored_targets():
         train(model, DataLoader(Listed(sample=lambda n: (x[n], y[n])), 5)),
         weights(model),
     )
-
-
-@script
-def targets_ignored_after_the_fetch():
-    model, losses = mlp(), []
-    for x, y in batches(11, 5):
-        y[:2] = -100
-        losses.append(F.cross_entropy(model(x), y).item())
-    for x, y in batches(11, 5):
-        y.masked_fill_(y == 1, -100)
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        losses.append(loss.item())
-    for x, y in batches(11, 5):
-        losses.append(F.cross_entropy(model(x), torch.where(y == 0, -100, y)).item())
-        y.fill_(1)
-        y[y == 1] = -100
-        y[0] = 2
-        losses.append(F.cross_entropy(model(x), y).item())
-    return losses, [p.grad for p in model.parameters()]
 
 
 @script
@@ -429,43 +275,16 @@ def fewer_rows_than_ranks():
 
 
 @script
-def a_data_set_without_a_length():
-    class Endless(Dataset):
-        def __getitem__(self, n):
-            return torch.tensor([float(n)]), n % 3
-
-    return order(DataLoader(Endless(), 3, sampler=[3, 1, 4, 15, 9, 2, 6]))
-
-
-@script
 def an_empty_loader():
     return order(DataLoader(rows(3), 4, drop_last=True)), draws()
 
 
-@script
-def a_sample_that_cannot_be_fetched_by_number():
-    data = {f"k{n}": (torch.arange(2.0) + n, n) for n in range(7)}
-    return order(DataLoader(data, 3, sampler=list(data)))
-
-
-@script
-def torchs_collate_function_by_name():
-    return order(DataLoader(rows(7), 3, collate_fn=torch.utils.data.default_collate))
-
-
 NOT_BY_ROWS = {
     "samples_that_cannot_be_read": "cannot be fetched",
-    "numbers_of_which_the_first_row_decides": "differ in type or shape",
-    "samples_of_many_lengths": "cannot be fetched",
     "a_generator_that_the_data_set_holds": "from a generator of its own",
-    "a_generator_that_something_else_holds": "from a generator of its own",
-    "a_generator_that_the_first_fetch_makes": "draws random numbers",
     "strings_in_a_batch": "more than numbers",
-    "a_dictionary_of_its_own_kind": "more than numbers",
-    "numpys_strings": "more than numbers",
     "own_collate": "collate function of its own",
     "an_iterable_data_set": "an iterable",
-    "no_batches": "batch_size=None",
 }
 
 
@@ -486,23 +305,10 @@ def test_why_a_loader_is_not_fetched_by_rows(seen, name):
 
 
 def test_tensors_in_memory_are_fetched_by_rows(seen):
-    assert seen[2]["a_data_set_that_writes_into_what_it_has_made"][0].said(
-        "loaders", "fetches its rows"
-    )
     assert seen[2]["two_shuffled_epochs_and_the_generators_after"][0].said(
         "loaders", "fetches its rows"
     )
     assert seen[2]["dictionaries_tuples_and_numbers"][0].said("loaders", "fetches its rows")
-    assert seen[2]["two_views_in_a_list"][0].said("loaders", "fetches its rows")
-
-
-def test_samples_that_are_not_alike_are_refused():
-    def script(run):
-        data = Listed(sample=lambda n: (torch.ones(2), n if n < 4 else "many"))
-        with pytest.raises(Disagreement, match="holds a str where its first batch held numbers"):
-            order(DataLoader(data, 4))
-
-    on_ranks(script, 2)
 
 
 def test_numbers_of_another_type_are_refused_where_the_first_row_of_a_batch_decides():
@@ -563,24 +369,6 @@ def test_each_rank_fetches_its_rows_only():
     ]
 
 
-def test_our_sampler_is_a_distributed_sampler_told_of_each_epoch():
-    def script(run):
-        told, plain = [], DistributedSampler.set_epoch
-        DistributedSampler.set_epoch = lambda sampler, epoch: (
-            told.append(type(sampler)) or plain(sampler, epoch)
-        )
-        try:
-            fresh = batches(9, 4)
-            kept = batches(9, 4, num_workers=1, persistent_workers=True)
-            for loader in (fresh, fresh, kept, kept):
-                list(loader)
-        finally:
-            DistributedSampler.set_epoch = plain
-        return set(told) == {RowSampler}, len(told) >= 4, type(fresh.batch_sampler) is BatchSampler
-
-    assert on_ranks(script, 2) == [(True, True, True)] * 2
-
-
 def test_workers_are_divided_over_the_ranks_and_request_as_many_batches_ahead():
     def script(run):
         loader = batches(9, 4, num_workers=4)
@@ -613,15 +401,6 @@ def test_samples_drawn_by_rows_differ_by_rank_and_the_generators_stay_equal():
     assert len(drawn.unique()) == len(drawn) == 24
     again = on_ranks(script, 2, loading="rows")
     assert torch.equal(again[0][0], zero[0])  # a seeded script repeats itself
-
-
-def test_generators_after_an_epoch_of_workers_are_those_of_one_process():
-    def script(run):
-        loader = DataLoader(augmented(), 4, shuffle=True, num_workers=1)
-        indices = [y.tolist() for _, y in loader]
-        return indices, draws()
-
-    assert on_ranks(script, 2) == on_ranks(script, 1) * 2
 
 
 @pytest.mark.parametrize("loading", ["auto", "each"])

@@ -98,53 +98,6 @@ def parameters_in_a_reentrant_checkpoint():
     return gradients(batches(11, 4), loss, first), grads(hidden, last)
 
 
-@script
-def gradients_of_gradients():
-    model, found = mlp(), []
-    for x, y in batches(11, 4):
-        model.zero_grad()
-        F.cross_entropy(model(x), y).backward(create_graph=True)
-        first = [p.grad for p in model.parameters()]
-        model.zero_grad()
-        sum((g**2).sum() for g in first).backward()
-        found.append((first, [p.grad.clone() for p in model.parameters()]))
-    return found
-
-
-@script
-def seeds_by_their_old_name():
-    model, found = mlp(), []
-    for x, y in batches(11, 4):
-        loss = F.cross_entropy(model(x), y)
-        with pytest.warns(FutureWarning, match="grad_variables"):
-            torch.autograd.backward(loss, grad_variables=torch.tensor(2.0), retain_graph=True)
-        found.append(grads(model))
-        with pytest.raises(RuntimeError, match="both passed"), pytest.warns(FutureWarning):
-            torch.autograd.backward(loss, torch.tensor(1.0), grad_variables=torch.tensor(2.0))
-    return found
-
-
-@script
-def what_torch_refuses_without_a_seed():
-    model, x = mlp(), torch.randn(4, 5)
-    with pytest.raises(RuntimeError, match="only for scalar outputs"):
-        model(x).backward()
-    with pytest.raises(RuntimeError, match="only for real scalar outputs"):
-        model(x).sum().to(torch.complex128).backward()
-    return gradients(batches(11, 4), model=model)
-
-
-@script
-def an_exception_in_mid_backward():
-    model, x = mlp(), torch.randn(4, 5)
-    hidden = model[0](x)
-    hidden.register_hook(lambda g: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        model[2](hidden).mean().backward()
-    model.zero_grad()
-    return gradients(batches(11, 4), model=model)
-
-
 @pytest.fixture(scope="module")
 def seen():
     return Runs(lambda nproc: script.run(nproc, **({"view": "local"} if nproc > 1 else {})))
@@ -158,21 +111,6 @@ def test_gradients_of_a_mean_are_those_of_the_whole_batch(seen, name, nproc):
     for rank in seen[nproc][name]:
         assert not rank.error, rank.error
         assert_same(alone.value, rank.value)
-
-
-@pytest.mark.skipif(
-    "A dict of tensors" not in (torch.autograd.backward.__doc__ or ""), reason="a later torch's"
-)
-def test_inputs_may_be_given_by_name():
-    def script():
-        model = mlp()
-        for x, y in batches(11, 4):
-            F.cross_entropy(model(x), y).backward(inputs=dict(model[0].named_parameters()))
-        return grads(model)
-
-    (alone,) = on_ranks(script, 1)
-    for rank in on_ranks(script, 2, view="local"):
-        assert_same(alone, rank)
 
 
 def test_each_rank_sees_plain_tensors_with_its_share():
@@ -235,13 +173,3 @@ def test_in_the_global_view_it_is_not():
         on_ranks(lambda run: (dist.is_initialized(), "RANK" in os.environ), 2)
         == [(False, False)] * 2
     )
-
-
-def test_metrics_are_this_ranks_own():
-    def script(run):
-        return [x.mean().item() for x, _ in batches(8, 8)]
-
-    zero, one = on_ranks(script, 2, view="local")
-    (whole,) = on_ranks(script, 1)
-    assert zero != one
-    assert (zero[0] + one[0]) / 2 == pytest.approx(whole[0], rel=1e-12)

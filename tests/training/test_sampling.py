@@ -1,8 +1,5 @@
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from autoddp.training.loading.sampling import Resumed, RowSampler
 
@@ -30,46 +27,6 @@ def test_sizes_are_noted_in_order_none_for_a_whole_batch():
     ours = sampler([[1, 2, 3, 4, 5], [6], [7, 8]], 2, 1)
     assert list(ours) == [[4, 5], [6], [8]]
     assert list(ours.sizes) == [(3, 2), None, (1, 1)]
-
-
-def test_each_pass_has_sizes_of_its_own_and_a_new_epoch():
-    ours = sampler([[1, 2, 3], [4, 5]], 2, 0)
-    first = iter(ours)
-    next(first)
-    noted, epoch = ours.sizes, ours.epoch
-    list(ours)
-    assert ours.epoch == epoch + 1
-    assert list(noted) == [(2, 1)]
-    next(first)
-    assert list(noted) == [(2, 1), (1, 1)]
-    assert list(ours.sizes) == [(2, 1), (1, 1)]
-
-
-def test_it_is_a_distributed_sampler_as_long_as_the_scripts():
-    batches = BatchSampler(SequentialSampler(range(10)), 4, False)
-    ours = sampler(batches, 2, 0)
-    assert isinstance(ours, DistributedSampler)
-    assert len(ours) == len(batches) == 3
-
-
-def test_the_fetch_starts_when_the_sampler_has_drawn():
-    torch.manual_seed(0)
-    states = []
-    batches = BatchSampler(RandomSampler(range(8), replacement=True), 4, False)
-    ours = sampler(batches, 2, 0, lambda: states.append(torch.initial_seed()))
-    assert len(list(ours)) == len(states) == 2
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_sampler_that_raises_raises(ranks):
-    def batches():
-        yield [1, 2, 3]
-        raise ValueError("no more")
-
-    ours = iter(sampler(batches(), ranks, 0))
-    next(ours)
-    with pytest.raises(ValueError, match="no more"):
-        next(ours)
 
 
 def test_one_that_goes_on_gives_all_batches_and_draws_none_of_them_twice():
