@@ -67,7 +67,7 @@ def test_joblib_and_its_workers(on, tmp_path):
         import sklearn.linear_model
 
         rank = run.world.rank
-        memory = joblib.Memory(f"cache-{rank}", verbose=0)
+        memory = joblib.Memory("cache", verbose=0)
         square = memory.cache(np.square)
         twice = [square(np.arange(3)).tolist() for _ in range(2)]
         big = np.full(200_000, 1.5)  # more than is sent to workers by pipe
