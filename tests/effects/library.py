@@ -7,22 +7,10 @@ import contextlib
 import json
 import os
 import shutil
-import sqlite3
 import tempfile
 from pathlib import Path
 
 import torch
-
-
-def append(pause):
-    """sentence-transformers, Lightning's CSVLogger: the header, if the file is not there."""
-    for epoch in range(3):
-        new = not os.path.isfile("log.csv")
-        pause()
-        with open("log.csv", "a") as file:
-            file.write("epoch\n" * new + f"{epoch}\n")
-        pause()
-    return Path("log.csv").read_text()
 
 
 def next_folder(pause):
@@ -151,38 +139,4 @@ def links(pause):
     return said, os.path.realpath("newest").rpartition("/")[2]
 
 
-def database(pause):
-    """mlflow, optuna: a connection for each change."""
-    seen = []
-    for turn in range(3):
-        base = sqlite3.connect("runs.db")
-        base.execute("create table if not exists runs (n)")
-        pause()
-        base.execute("insert into runs values (?)", (turn,))
-        base.commit()
-        seen.append(base.execute("select count(*) from runs").fetchone())
-        base.close()
-        pause()
-    os.rename("runs.db", "done.db")
-    base = sqlite3.connect("done.db")
-    seen.append(base.execute("select n from runs order by n").fetchall())
-    base.close()
-    return seen
-
-
-def entered(pause):
-    """hydra: makes the folder of a run, and enters it."""
-    home = os.getcwd()
-    os.makedirs("outputs/1")
-    pause()
-    os.chdir("outputs/1")
-    Path("main.log").write_text("here")
-    pause()
-    os.chdir(home)
-    return os.listdir("outputs/1"), Path("outputs/1/main.log").read_text()
-
-
-PATTERNS = (
-    *(append, next_folder, checkpoints, folders),
-    *(beside, links, database, entered),
-)
+PATTERNS = (next_folder, checkpoints, folders, beside, links)

@@ -79,18 +79,8 @@ def profiled(rank):
     return seen
 
 
-def dataset(rank):
-    return m("datasets").Dataset.from_dict({"a": [rank, 1]})
-
-
 def words(rank):
     return m("tokenizers").Tokenizer(m("tokenizers.models").WordLevel({f"of rank {rank}": 0}))
-
-
-def index(rank):
-    made = m("faiss").IndexFlatL2(4)
-    made.add(np.full((1, 4), rank, dtype=np.float32))
-    return made
 
 
 def pretrained(rank):
@@ -222,29 +212,10 @@ CASES = [
         lambda p: weights(f"{p}/model.safetensors"),
     ),
     Case(
-        "datasets.arrow_dataset:Dataset.save_to_disk",
-        "rows",
-        lambda p, r: dataset(r).save_to_disk(p),
-        lambda p: m("datasets").load_from_disk(p)["a"][:],
-        exact=False,
-    ),
-    Case(
-        "soundfile:write",
-        "s.wav",
-        lambda p, r: m("soundfile").write(p, array(r) / 8, 8000),
-        lambda p: m("soundfile").read(p)[0].tolist(),
-    ),
-    Case(
         "tokenizers:Tokenizer.save",
         "x.json",
         lambda p, r: words(r).save(p),
         lambda p: sorted(m("tokenizers").Tokenizer.from_file(p).get_vocab()),
-    ),
-    Case(
-        "faiss:write_index",
-        "x.faiss",
-        lambda p, r: m("faiss").write_index(index(r), p),
-        lambda p: m("faiss").read_index(p).reconstruct(0).tolist(),
     ),
     Case(
         "pyarrow.parquet:write_table",
@@ -258,7 +229,6 @@ CASES = [
         lambda p, r: m("pyarrow.dataset").write_dataset(table(r), p, format="parquet"),
         parquet,
     ),
-    Case("pandas:DataFrame.to_csv", "f.csv", lambda p, r: frame(r).to_csv(p), text),
     Case("pandas:DataFrame.to_parquet", "f.parquet", lambda p, r: frame(r).to_parquet(p), parquet),
     Case(
         "polars:DataFrame.write_parquet",
