@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from time import localtime as _localtime
@@ -13,16 +12,12 @@ from typing import Any, ClassVar
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import EffectRow, Outward, ask
 from autoddp.effects.ownership import decides
-from autoddp.patching import Call, patch, stands_for
+from autoddp.patching import patch, stands_for
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
 NAMES = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 CLOCKS = (*(f"time:{name}{unit}" for name in NAMES for unit in ("", "_ns")), "timeit:default_timer")
 CONVERTERS = tuple(f"time:{of}" for of in ("localtime", "gmtime", "ctime", "asctime", "strftime"))
-DEPRECATED = (
-    "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
-    "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
-)
 
 
 class Clocks(Outward):
@@ -47,13 +42,6 @@ class Clocks(Outward):
             return original()
 
         return read
-
-    @patch("timeit:Timer.timeit", why=WHY)
-    def measure(self, call: Call) -> Any:
-        """Return the time that rank 0 took; all ranks run the statement."""
-        took = call.plain()
-        agreed = self.effects.users() is Mode.SYNCED
-        return self.effects.ask_rank0("timeit", lambda: took) if agreed else took
 
     @patch(*CONVERTERS, why=WHY, hot=True)
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,12 +73,10 @@ class Clocks(Outward):
 
     @patch("datetime:datetime.utcnow", why=WHY, hot=True)
     def utc_date(self, original: Any) -> Any:
-        """Make a `utcnow` of rank 0's clock; Python's own would warn of a line in this file."""
+        """Make a `utcnow` of rank 0's clock."""
 
         @stands_for(original)
         def utcnow(cls: type[datetime]) -> datetime:
-            if sys.version_info >= (3, 12):
-                warnings.warn(DEPRECATED, DeprecationWarning, stacklevel=2)
             now = self.effects.ask_rank0("utcnow", _time) if self._decides() else _time()
             return cls.fromtimestamp(now, UTC).replace(tzinfo=None)
 

@@ -45,7 +45,10 @@ class Console(Outward):
         # its end (Ctrl-D, Ctrl-C) is everybody's; a password travels between ranks in the clear
         ask(PROMPTS, why="what is typed is read once, on rank 0's terminal, for all"),
         ask(("os:read",), why="what is typed is read once, for all", when=_of_input),
-        ask(("getpass:getuser",), why="the login name, which may say where to write, is rank 0's"),
+        ask(
+            ("getpass:getuser", "socket:gethostname"),
+            why="the names of the user and the machine, which may say where to write, are rank 0's",
+        ),
         each(
             ("select:select", "termios:tcgetattr", "tty:tcgetattr", "termios:tcsetattr"),
             why=ONLY_RANK_0,

@@ -6,10 +6,10 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from http.client import HTTPResponse, IncompleteRead
-from types import SimpleNamespace
+from http.client import HTTPResponse
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
+from urllib.response import addinfourl
 
 from autoddp.comm.rpc import When
 from autoddp.comm.topology import leaders
@@ -143,26 +143,17 @@ def read(response: Any) -> tuple[Any, ...] | None:
     with response:
         if not isinstance(response, HTTPResponse) or (response.length or 0) > LIMIT:
             return None
-        head = [response.version, response.status, response.reason, response.length]
-        try:  # with a size, `read` would take an early end for that of the body
-            body = response.read() if response.length is not None else response.read(LIMIT + 1)
-        except IncompleteRead as error:
-            if head[-1] is None:
-                return None  # every rank gets the error by itself
-            body = error.partial  # from the length all ranks know that more was to come
-    return None if len(body) > LIMIT else (*head, response.headers, response.url, body)
+        # with a size, `read` would take an early end for that of the body
+        body = response.read() if response.length is not None else response.read(LIMIT + 1)
+    head = response.headers, response.url, response.status
+    return None if len(body) > LIMIT else (body, *head)
 
 
-def answer(found: tuple[Any, ...]) -> HTTPResponse:
+def answer(found: tuple[Any, ...]) -> Any:
     """Return a response made of what `read` returned."""
-    version, status, reason, length, headers, url, body = found
-    head = f"HTTP/1.{version - 10} {status} {reason}\r\n"
-    head += "\r\n" if length is None else f"Content-Length: {length}\r\n\r\n"
-    came = io.BytesIO(head.encode("latin-1") + body)
-    socket: Any = SimpleNamespace(makefile=lambda _: came)
-    made: Any = HTTPResponse(socket)
-    made.begin()
-    made.headers, made.url, made.msg = headers, url, reason  # as `urlopen` does
+    body, headers, *more = found
+    made: Any = addinfourl(io.BytesIO(body), headers, *more)
+    made.getheader = headers.get
     return made
 
 

@@ -108,11 +108,7 @@ class Effects:
         return not (context.depth[Code.INTERNAL] and context.on_script_thread())
 
     def where(self, path: Any, follow: bool = True) -> Any:
-        """Return the path where this rank reads what is at `path`.
-
-        Raises:
-            FileNotFoundError: The file is not there for this rank.
-        """
+        """Return the path where this rank reads what is at `path`."""
         return self.overlay.where(path, follow) if self.reads() else path
 
     def ask_rank0(self, what: str, act: Callable[[], Any]) -> Any:

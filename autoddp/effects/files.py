@@ -7,13 +7,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects import paths
 from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import open_file, open_once
 from autoddp.effects.outward import EffectRow, Outward, do
 from autoddp.effects.overlay import named
 from autoddp.effects.write_calls import WriteCalls
-from autoddp.effects.writers import CHECKPOINT, PATHS, READERS, WRITERS
+from autoddp.effects.writers import CHECKPOINT, WRITERS
 from autoddp.patching import Call, patch, stands_for
 
 LETTERS = frozenset("wax+")
@@ -98,54 +97,18 @@ class Files(Outward):
                 return original(at, flags & ~NOT_THERE | os.O_CREAT, mode | 0o600)
 
             writes = flags & FLAGS and (not NAMELESS or flags & NAMELESS != NAMELESS)
-            if (self.rank == 0 and not writes) or not isinstance(path, NAMES):
+            if (self.rank == 0 and not writes) or not isinstance(path, NAMES) or dir_fd is not None:
                 return plain()
-            given = paths.whole(path, dir_fd)
             if not writes:
-                at = self.effects.where(given, not flags & os.O_NOFOLLOW)
-                if at is given:
-                    return plain()
+                at = self.effects.where(path, not flags & os.O_NOFOLLOW)
                 return int(named(lambda: original(at, flags, mode), path))
-            what, letters = self.effects.touch(given), _letters(flags)
+            what, letters = self.effects.touch(path), _letters(flags)
             if what is Mode.PASS_THROUGH:
                 return plain()
-            made = open_once(self.effects, "os.open", what, given, letters, plain, private)
+            made = open_once(self.effects, "os.open", what, path, letters, plain, private)
             return int(made[0])
 
         return open
-
-    @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
-    def read_own(self, call: Call) -> Any:
-        """Have a library that opens without `open` read a file where this rank has it."""
-        if not self.effects.reads():
-            return call.plain()
-        if not call.named and call.args and isinstance(call.args[0], NAMES):  # written in C
-            return call.wrapped(self.effects.where(call.args[0]), *call.args[1:], **call.kwargs)
-        given = call.named or call.kwargs
-        changed = {
-            name: self.effects.where(given[name])
-            for name in PATHS
-            if isinstance(given.get(name), NAMES)
-        }
-        if call.named:
-            return call.changed(**changed) if changed else call.plain()
-        return call.wrapped(*call.args, **{**call.kwargs, **changed})
-
-    @patch(
-        "logging.handlers:RotatingFileHandler.shouldRollover",
-        "logging.handlers:TimedRotatingFileHandler.shouldRollover",
-        why="a log is renamed by the clock, or by a size that the time in it changes: rank 0's",
-    )
-    def roll_over_alike(self, call: Call) -> Any:
-        """Return rank 0's answer; each rank looks at its own file, and at nobody's clock."""
-        handler = call.instance
-        if self.effects.touch() is not Mode.SYNCED:
-            return call.plain()
-        if handler.stream is None and hasattr(handler, "maxBytes"):
-            handler.stream = handler._open()  # as it would do below, where it were each rank's own
-        with self.effects.context.internal():
-            now = call.plain()
-        return self.effects.ask_rank0("shouldRollover", lambda: now)
 
     def _read(self, call: Call) -> Any:
         """Open a file for reading where this rank finds it, under the name that was given."""

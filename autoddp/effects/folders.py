@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from types import FunctionType
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
 from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.outward import Outward
-from autoddp.effects.unsynced import SOURCE, TARGET, UnsyncedChange, at, given
+from autoddp.effects.overlay import Overlay, named
 from autoddp.patching import Call, patch
 
+NAMES = (str, bytes, os.PathLike)
 RENAMES = {"rename", "renames", "replace", "move"}
 # The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
+# What changes a private folder. Modes, times and owners of private files nobody looks at.
+PRIVATE: dict[str, Any] = {
+    **{name: getattr(Overlay, name) for name in ("mkdir", "remove", "rmdir", "rename", "symlink")},
+    **{name: getattr(Overlay, name) for name in ("link", "rmtree")},
+    "unlink": Overlay.remove,
+    "replace": Overlay.rename,
+}
+OPEN_FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")  # to which a path may be relative
 
 
 class Folders(Outward):
@@ -25,16 +34,11 @@ class Folders(Outward):
     without: ClassVar[str] = "every rank makes, moves and removes, and asks its own disk"
     libraries: ClassVar[bool] = True
 
-    def setup(self, undo: ExitStack) -> None:
-        """Prepare for changes that this rank makes without the others."""
-        super().setup(undo)
-        self.alone = UnsyncedChange(self.effects)
-
     @patch(
         *("os:mkdir", "os:makedirs", "os:remove", "os:unlink", "os:rmdir", "os:removedirs"),
         *("os:rename", "os:renames", "os:replace", "os:symlink", "os:link", "os:truncate"),
         *("os:chmod", "os:utime", "os:chown", "os:lchown", "os:mkfifo", "os:mknod"),
-        *("os:setxattr", "os:removexattr", "pathlib:Path.touch", "shutil:rmtree"),
+        *("os:setxattr", "pathlib:Path.touch", "shutil:rmtree"),
         *("shutil:copyfile", "shutil:copy", "shutil:copy2", "shutil:copytree", "shutil:move"),
         *("shutil:make_archive", "shutil:unpack_archive"),
         why="what the script makes, moves and removes, it does once: rank 0 does it",
@@ -43,19 +47,21 @@ class Folders(Outward):
         """Make the change on rank 0; all wait for it and raise its error, and overlays follow."""
         if self.effects.mode() is Mode.PASS_THROUGH:
             return call.plain()
-        source, target = given(call, *FROM), given(call, *TO)
-        changed = at(call, source, SOURCE) if target is None else at(call, target, TARGET)
+        if any(call.named.get(name) is not None for name in OPEN_FOLDERS):
+            return call.plain()
+        source, target = _given(call, *FROM), _given(call, *TO)
+        changed = source if target is None else target
         mode = self.effects.touch(changed)
         if mode is Mode.SYNCED and changed is not None:
             return self._agreed(call, source, changed)
         if mode is Mode.UNSYNCED and changed is not None:
-            return self.alone.change(call)
+            return self._alone(call, source, target)
         with self.effects.context.internal():  # a cache's folder, with those that it lies in
             return call.plain()
 
     @patch(
         *("os:stat", "os:lstat", "os:access", "os:readlink", "os:listdir", "os:scandir"),
-        *("os:statvfs", "os:pathconf", "os:listxattr", "os:getxattr"),
+        *("os:statvfs", "os:pathconf", "os:listxattr", "os:getxattr"),  # as `shutil.copy2` does
         # Python 3.13 keeps these by names of its own
         *("glob:_StringGlobber.lstat", "glob:_StringGlobber.scandir"),
         optional=True,
@@ -66,21 +72,14 @@ class Folders(Outward):
         name = call.wrapped.__name__
         if call.wrapped.__module__ == "glob":
             return call.plain()  # Python 3.14: a function that asks os.scandir
-        if name.endswith("xattr") or not self._asked(call):  # attributes: of each rank's own disk
-            return self.alone.ask(call) if self.effects.reads() else call.plain()
+        if not self._asked(call):
+            return self._look(call) if self.effects.reads() else call.plain()
         if name == "scandir":
             folder = os.fspath(call.named.get("path") or ".")
             return Listing(
                 self.effects.ask_rank0(call.name, lambda: [Entry(folder, e) for e in call.plain()])
             )
         return self.effects.ask_rank0(call.name, call.plain)
-
-    @patch(
-        "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
-    )
-    def enter(self, call: Call) -> Any:
-        """Enter rank 0's folder; one of this rank's own, where rank 0 makes none of that name."""
-        return self.alone.enter(call) if self.effects.reads() else call.plain()
 
     def _asked(self, call: Call) -> bool:
         """Return whether the script asks, by a path as text, relative to no open folder."""
@@ -91,18 +90,51 @@ class Folders(Outward):
         return textual and not by_handle and self.effects.touch(path) is Mode.SYNCED
 
     def _agreed(self, call: Call, source: Any, changed: Any) -> Any:
-        effects, overlay = self.effects, self.effects.overlay
-        writers, was = effects.writers(changed), None
-        renames = call.name.rpartition(".")[2] in RENAMES
-        if self.rank not in writers.ranks and renames and not overlay.idle():
-            with suppress(OSError):  # rank 0 raises it
-                was = overlay.find(at(call, source, SOURCE), follow=False).name
+        effects = self.effects
+        writers, renames = effects.writers(changed), call.name.rpartition(".")[2] in RENAMES
         answer = effects.do_on_rank0(call.name, call.plain, writers=writers)
-        if self.rank in writers.ranks:
-            return answer
-        with effects.context.internal():
-            if was is not None:
-                overlay.move(was, answer or changed)
-            else:
-                overlay.drop(changed, follow=False)
+        if self.rank not in writers.ranks:
+            with effects.context.internal():
+                for path in (source, answer or changed) if renames else (changed,):
+                    effects.overlay.drop(path, follow=False)
         return answer
+
+    def _alone(self, call: Call, source: Any, target: Any) -> Any:
+        """Make a change without the other ranks: rank 0's is real, others change their overlay."""
+        change = PRIVATE.get(call.name.rpartition(".")[2])
+        if change is None and isinstance(call.wrapped, FunctionType):
+            return call.plain()  # Python makes it of the others
+        real = source if target is None else target
+        if self.rank in self.effects.writers(real, agreed=False).ranks:
+            with self.context.internal():
+                return call.plain()
+        names = [path for path in (source, target) if path is not None]
+        try:
+            return named(lambda: change(self.effects.overlay, *names), *names) if change else None
+        except OSError:
+            if call.named.get("ignore_errors"):  # of `rmtree`
+                return None
+            raise
+
+    def _look(self, call: Call) -> Any:
+        """Return what `os.stat` and the like say of what this rank finds there."""
+        path = call.named.get("path")
+        if call.name.endswith(("listdir", "scandir")):
+            found = None if isinstance(path, int) else self.effects.overlay.entries(path or ".")
+            if found is None:
+                return call.plain()
+            if call.name.endswith("scandir"):
+                return Listing(Entry(os.fspath(path or "."), one) for one in found)
+            return [os.fsencode(one.name) if isinstance(path, bytes) else one.name for one in found]
+        if not isinstance(path, NAMES) or call.named.get("dir_fd") is not None:
+            return call.plain()
+        itself = call.name.endswith(("lstat", "readlink"))
+        follow = call.named.get("follow_symlinks", True) and not itself
+        at = self.effects.overlay.where(path, follow)
+        return call.plain() if at is path else named(lambda: call.changed(path=at), path)
+
+
+def _given(call: Call, *names: str) -> Any:
+    """Return the path among these arguments, None without one."""
+    found = (call.named.get(name) for name in names)
+    return next((path for path in found if isinstance(path, NAMES)), None)

@@ -6,25 +6,22 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
-from urllib.parse import quote, unquote
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import open_once
-from autoddp.effects.outward import EffectRow, Outward, each
-from autoddp.effects.write_calls import WriteCall
+from autoddp.effects.outward import Outward
+from autoddp.effects.write_calls import WriteCall, path_of
 from autoddp.effects.writers import HOLDERS
 from autoddp.patching import Call, patch
+from autoddp.report import users_line
 
 BESIDE = ("-wal", "-journal")  # a database, and what SQLite has yet to write into it
-# The names of the arguments of `sqlite3.connect`, which is written in C and does not tell them.
+BY_URI = "every rank opens the database that a URI names; sqlite3.connect opens a path once"
+# The names of the arguments of `sqlite3.connect`, which is written in C and has no signature.
 CONNECT = (
     *("database", "timeout", "detect_types", "isolation_level", "check_same_thread", "factory"),
     *("cached_statements", "uri"),
-)
-EACH_WRITES = (
-    "every rank writes what the script puts into this database, so it is there once for each rank; "
-    "write it in a script of its own, and open it with readonly=True where it is read"
 )
 
 
@@ -33,14 +30,6 @@ class Holders(Outward):
 
     name: ClassVar[str] = "holders"
     without: ClassVar[str] = "every rank writes what it holds open as HDF5, SQLite or a memory map"
-    rows: ClassVar[tuple[EffectRow, ...]] = (
-        each(
-            ("lmdb:open",),
-            why=EACH_WRITES,
-            when=lambda call: not call.kwargs.get("readonly"),
-            optional=True,
-        ),
-    )
 
     @patch(
         *HOLDERS,
@@ -61,9 +50,16 @@ class Holders(Outward):
     def connect_once(self, call: Call) -> Any:
         """Connect to rank 0's database or a copy; a database in memory is each rank's own."""
         if len(call.args) > len(CONNECT):
-            return call.plain()  # this words the error
+            return call.plain()  # which raises
         named = {**dict(zip(CONNECT, call.args, strict=False)), **call.kwargs}
-        path, query = _database(named.get("database"), named.get("uri", False))
+        path = path_of(named.get("database")) or ""
+        if path.startswith("file:") and named.get("uri"):
+            if "memory" not in path and self.effects.touch() is Mode.SYNCED:
+                if "mode=ro" not in path:
+                    self.run.report.doubt("holders", users_line(), BY_URI)
+                self.effects.ask_rank0("sqlite3.connect", lambda: None)  # its writes are there
+            with self.context.internal():  # the witness has nothing to add
+                return call.plain()
 
         def at(where: str) -> Any:
             for more in BESIDE:
@@ -71,13 +67,13 @@ class Holders(Outward):
                 if where != path and paths.is_file(there) and not paths.is_file(where + more):
                     with suppress(FileNotFoundError):  # rank 0 has just ended its transaction
                         paths.copy(there, where + more)
-            name = f"file:{quote(where)}{query}" if query is not None else where
-            return call.wrapped(**{**named, "database": name})
+            return call.wrapped(**{**named, "database": where})
 
+        if path == ":memory:":
+            return call.plain()
         if path and self.effects.touch(path) is Mode.SYNCED:
             self._refresh(path)
-        mode = "r" if "mode=ro" in (query or "") else "a"
-        return self._open(call.plain, at, path, mode, "sqlite3.connect")
+        return self._open(call.plain, at, path, "a", "sqlite3.connect")
 
     def _refresh(self, path: str) -> None:
         """Have this rank find what rank 0's closed connections have written to a database."""
@@ -104,15 +100,3 @@ class Holders(Outward):
             with self.context.internal():  # what rank 0 has closed by now is on the disk
                 effects.overlay.refresh()
         return made
-
-
-def _database(given: Any, uri: Any) -> tuple[str, str | None]:
-    """Return the path of a database, "" if not on the disk, and the query of its URI."""
-    if not isinstance(given, (str, bytes, os.PathLike)):
-        return "", None
-    path, query = os.fsdecode(given), None
-    if uri and path.startswith("file:"):
-        path, mark, query = path.removeprefix("file:").partition("?")
-        path, query = unquote(path.removeprefix("//")), mark + query
-    in_memory = path == ":memory:" or "mode=memory" in (query or "")
-    return ("" if in_memory else path), query

@@ -1,7 +1,11 @@
 """A private copy-on-write folder for each rank above 0, which it reads first: as overlayfs has it.
 
 Only what a rank does without the others is changed here; where all do it, rank 0's disk has it.
-Rank 0 may do the same earlier or later: what it has made or removed already is no failure here.
+Rank 0 may do the same earlier or later: what it has made or removed already is no failure here, and
+what this rank removes is there until rank 0 has removed it.
+
+A file lies in `upper` under the full name that it has for the script. The folder is on the disk, so
+the rank's threads and child processes see the same.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from autoddp.comm.place import HERE
 from autoddp.effects import paths
-from autoddp.effects.upper import Path, Upper
+from autoddp.report.temporary import temporary_folder
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,8 @@ class Found:
 
     Attributes:
         name: The full name, links followed.
-        at: The place of the content, empty if it is hidden.
-        own: Whether it lies in the upper folder, and may be changed.
+        at: The place of the content.
+        own: Whether it lies in the private folder, and may be changed.
         seen: The status of what is there, links not followed.
         plain: Whether the disk finds it by the name that was given.
     """
@@ -43,8 +50,51 @@ class Found:
         return self.seen is not None and stat.S_ISDIR(self.seen.st_mode)
 
 
-class Overlay(Upper):
-    """The disk as this rank sees it, and its changes."""
+class Overlay:
+    """The disk as this rank sees it, and its changes, which have the names of functions of `os`."""
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._shared = False  # whether another process removes it
+        self._count = 0
+        self._empty = True
+        self.private: set[str] = set()  # temporary paths that libraries made for this rank alone
+
+    # ---- the private folder
+
+    def place(self) -> str:
+        """Return the private folder, which need not be there yet; forks have the same."""
+        if self._folder is None:
+            name = f"autoddp-{int.from_bytes(posix.urandom(6)):012x}"
+            self._folder = os.path.join(HERE.private or temporary_folder(), name)
+        return self._folder
+
+    def share(self, folder: str) -> None:
+        """Use the private folder of the rank that has started this process."""
+        self._folder, self._shared = folder, True
+
+    def new(self, path: Path) -> str:
+        """Return a path that nobody finds, with the same last part (names decide formats)."""
+        self._count += 1
+        folder = os.path.join(self.place(), f"{posix.getpid()}-{self._count}")
+        paths.make_folders(folder)
+        return os.path.join(folder, os.path.basename(os.fsdecode(path)) or "_")
+
+    def holds(self, at: str) -> bool:
+        """Return whether `at` is in the private folder."""
+        return self._folder is not None and at.startswith(self._folder + "/")
+
+    def idle(self) -> bool:
+        """Return whether nothing was ever written: everything is where its name says."""
+        if self._empty and self._folder is not None:
+            self._empty = not paths.is_folder(f"{self._folder}/upper")
+        return self._empty
+
+    def end(self) -> None:
+        """Forget everything, and delete the private folder."""
+        if self._folder is not None and not self._shared:
+            paths.remove(self._folder)
+        self._folder, self._empty = None, True
 
     # ---- looking
 
@@ -62,7 +112,7 @@ class Overlay(Upper):
                 name = os.path.dirname(name).rstrip("/")
             elif part not in ("", "."):
                 at, own = self._at(f"{name}/{part}")
-                link = paths.link(at) if at and (follow or any(parts)) else None
+                link = paths.link(at) if follow or any(parts) else None
                 links, plain = links + (link is not None), plain and (link is None or not own)
                 if links > paths.LINKS:
                     raise error(errno.ELOOP, path)
@@ -71,38 +121,24 @@ class Overlay(Upper):
                 else:
                     parts += link.split("/")[::-1]
                     name = "" if link.startswith("/") else name
-        name = name or "/"
-        at, own = self._at(name)
-        seen = paths.seen(at, follow=False) if at else None
-        return Found(name, at, own, seen, plain and at == name)
+        at, own = self._at(name := name or "/")
+        return Found(name, at, own, paths.seen(at, follow=False), plain and at == name)
 
     def where(self, path: Path, follow: bool = True) -> Any:
-        """Return what to give to the operating system for `path`.
-
-        Raises:
-            FileNotFoundError: This rank has removed it.
-        """
+        """Return what to give to the operating system for `path`."""
         found = self.find(path, follow)
         if found.plain:
             return path
-        if not found.at:
-            raise error(errno.ENOENT, path)
         return os.fsencode(found.at) if isinstance(path, bytes) else found.at
 
     def entries(self, path: Path) -> list[os.DirEntry[str]] | None:
         """Return what is in a folder, None if the disk alone knows."""
         found = self.find(path)
-        if not found.at:
-            raise error(errno.ENOENT, path)
-        own, gone = [], set()
-        if not found.own:
-            own = paths.entries(self._upper(found.name))
-            gone = {one.name for one in paths.entries(self._hidden(found.name)) if one.is_file()}
-        if found.plain and not own and not gone:
+        own = [] if found.own else paths.entries(self._upper(found.name))
+        if found.plain and not own:
             return None
         there = named(lambda: list(posix.scandir(found.at)), path)
-        lower = {one.name: one for one in there if one.name not in gone}
-        return [*(lower | {one.name: one for one in own}).values()]
+        return [*{one.name: one for one in [*there, *own]}.values()]
 
     # ---- changing
 
@@ -126,104 +162,88 @@ class Overlay(Upper):
         """Return a folder of this rank's own for new files of the folder `path`."""
         return os.path.dirname(self._above(f"{self.find(path).name}/_"))
 
-    def make(self, path: Path, mode: int) -> None:
-        """Make the folder `path`: what rank 0 writes there later is hidden."""
+    def mkdir(self, path: Path) -> None:
+        """Make a folder of this rank's own."""
         found = self.find(path, follow=False)
         if found.own or not found.seen:  # else rank 0 may be its maker
-            posix.mkdir(self._above(found.name, path), mode)
-            self._hide(found.name)
+            posix.mkdir(self._above(found.name, path), 0o777)
 
-    def link_to(self, target: Path, path: Path) -> None:
+    def symlink(self, target: Path, path: Path) -> None:
         """Make `path` a symbolic link to `target`."""
         posix.symlink(target, self._above(self.find(path, follow=False).name, path))
 
     def link(self, source: Path, target: Path) -> None:
-        """Give the file `source` the other name `target`."""
+        """Copy the file `source` to `target`: a private file needs no other name."""
         found = self._there(source)
         at = self._above(self.find(target, follow=False).name, target)
         if found.seen:  # else rank 0 has removed it
-            (posix.link if found.own else paths.copy)(found.at, at)
+            paths.copy(found.at, at)
 
-    def remove(self, path: Path, tree: bool = False) -> None:
-        """Remove a file; with `tree`, a folder with all that is in it."""
+    def remove(self, path: Path) -> None:
+        """Remove a file, as far as it is this rank's own."""
         found = self._there(path)
-        if found.seen and found.folder != tree:
-            raise error(errno.ENOTDIR if tree else errno.EISDIR, path)
-        self._clear(found.name)
+        if found.folder:
+            raise error(errno.EISDIR, path)
+        paths.remove(self._upper(found.name))
 
-    def remove_folder(self, path: Path) -> None:
-        """Remove a folder, which must be empty."""
-        found = self._there(path)
-        if found.folder and self._listing(found):
-            raise error(errno.ENOTEMPTY, path)
-        self._clear(found.name)
+    def rmdir(self, path: Path) -> None:
+        """Remove a folder of this rank's own, which must be empty."""
+        at = self._upper(self._there(path).name)
+        if paths.is_folder(at):
+            posix.rmdir(at)
+
+    def rmtree(self, path: Path) -> None:
+        """Remove what this rank has below a folder."""
+        paths.remove(self._upper(self._there(path).name))
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename `source`, with all below it, to `target`."""
         found, other = self._there(source), self.find(target, follow=False)
-        if found.name == other.name:
+        if found.name == other.name or not found.seen:  # rank 0 has renamed it already
             return
         at, now = self._above(other.name, target), found.at
         if not found.own:
             now = self.new(source)
-            try:
+            with suppress(FileNotFoundError):  # rank 0 renames it at this moment
                 self._bring(found.name, now)
-            except FileNotFoundError:  # rank 0 has renamed it already: it is there on the disk
-                if not self._hides(other.name) or not paths.is_file(other.name):
-                    return
-                paths.copy(other.name, now)
-        posix.rename(now, at)
-        if found.folder:
-            self._hide(other.name)
+        if paths.seen(now, follow=False):
+            posix.rename(now, at)
+        paths.remove(self._upper(found.name))
         if found.name in self.private:
             paths.remove(found.name)
-        self._clear(found.name)
 
     # ---- what rank 0 has done for all
 
     def drop(self, path: Path, follow: bool = True) -> None:
         """Delete what this rank has there: rank 0 has changed it, the disk has the truth."""
-        if self.idle():
-            return
-        name = self.find(path, follow).name
-        paths.remove(self._upper(name))
-        paths.remove(self._hidden(name))
-        for top in paths.above(name):
-            if self._hides(top) and paths.is_folder(top):
-                paths.remove(self._hidden(top))
-
-    def move(self, source: str, target: Path) -> None:
-        """Follow a rename by rank 0, which may have another name for it, as of its process."""
-        self.drop(target, follow=False)
-        if paths.seen(own := self._upper(source), follow=False) and not paths.seen(target, False):
-            posix.rename(own, self._above(self.find(target, follow=False).name))
-        self.drop(source, follow=False)
-
-    def alias(self, path: Path, at: str) -> None:
-        """Have this rank find at `path` what lies at `at`, if nothing has that name."""
-        name = self.find(path).name
-        if paths.seen(name, follow=False) is None:
-            paths.remove(self._upper(name))
-            posix.symlink(at, self._above(name))
+        if not self.idle():
+            paths.remove(self._upper(self.find(path, follow).name))
 
     def refresh(self) -> None:
-        """Delete the changes that rank 0 has made as well, except files that are open here."""
+        """Delete the files that rank 0 has made as well, except those that are open here."""
         if self.idle():
             return
         held = paths.still_open()
         for name in paths.below(self._upper("")):
             if (at := self._upper(name)) not in held and paths.seen(name, follow=False):
                 paths.remove(at)
-                paths.remove(self._hidden(name))
-        for name in paths.below(self._hidden("")):
-            made = paths.is_folder(name) and paths.is_folder(self._upper(name))  # by both
-            if made or not paths.seen(name, follow=False):
-                paths.remove(self._hidden(name))
 
-    # ----
+    # ---- by full names
+
+    def _at(self, name: str) -> tuple[str, bool]:
+        """Return where the entry of this full name lies, and whether in the private folder."""
+        if self.idle():
+            return name, False
+        there = paths.seen(upper := self._upper(name), follow=False)
+        if there is None or (stat.S_ISDIR(there.st_mode) and paths.is_folder(name)):
+            return name, False  # a folder of both: the upper one is there for what is below it
+        return upper, True
+
+    def _upper(self, name: str) -> str:
+        return f"{self.place()}/upper{name}".rstrip("/")
 
     def _above(self, name: str, path: Path | None = None) -> str:
-        """Return the place of `name` in the upper folder, the folders above it made.
+        """Return the place of `name` in the private folder, the folders above it made.
 
         Raises:
             OSError: This rank finds no folder there, where to put `path`.
@@ -237,24 +257,16 @@ class Overlay(Upper):
     def _there(self, path: Path) -> Found:
         """Find what is to be removed or renamed; nothing may be there, if rank 0 was quicker."""
         found = self.find(path, follow=False)
-        if not found.at or not (found.seen or self.find(os.path.dirname(found.name)).seen):
+        if not (found.seen or self.find(os.path.dirname(found.name)).seen):
             raise error(errno.ENOENT, path)
-        if not found.seen:
-            self._hide(found.name)
         return found
-
-    def _listing(self, folder: Found) -> list[str]:
-        """Return the names in a folder, wherever they come from."""
-        entries = self.entries(folder.name)
-        return posix.listdir(folder.at) if entries is None else [one.name for one in entries]
 
     def _bring(self, name: str, at: str) -> None:
         """Copy the entry `name`, as this rank sees it, with all below it, to `at`."""
         found = self.find(name, follow=False)
         if found.folder:
-            with suppress(FileExistsError):
-                posix.mkdir(at, 0o777)
-            for part in self._listing(found):
+            posix.mkdir(at, 0o777)
+            for part in {one.name for one in self.entries(name) or paths.entries(found.at)}:
                 self._bring(f"{name}/{part}", f"{at}/{part}")
         elif (link := paths.link(found.at)) is not None:
             posix.symlink(link, at)

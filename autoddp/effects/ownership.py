@@ -12,16 +12,17 @@ import wrapt
 
 from autoddp.report import INSTALLED, is_users
 
-_STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
+STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
 # Modules whose reads and writes are their own business, however they were called.
 _OWN_BUSINESS = (
     *("importlib", "linecache", "tokenize", "inspect", "warnings", "traceback", "zipimport"),
     *("multiprocessing", "concurrent", "subprocess", "platform", "ctypes"),
 )
-# What decides by the clock as a script does: a trainer's callbacks, and what names runs by it.
+# What decides by the clock as a script does: a trainer's callbacks, what names runs by it, and logs
+# that are renamed by it.
 _BY_TIME = (
     *("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/"),
-    *("/torch/utils/tensorboard/", "/tensorboardX/"),
+    *("/torch/utils/tensorboard/", "/tensorboardX/", "/logging/handlers.py"),
 )
 # Packages that run processes of their own, which each rank, or one for its node, has for itself.
 _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
@@ -53,7 +54,7 @@ def _passes(filename: str) -> bool:
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if _of(INSTALLED, filename):
         return filename.endswith(_SESSION)
-    root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
+    root = filename.removeprefix(STDLIB[0]).removeprefix(STDLIB[1])
     return root != filename and not root.startswith(_OWN_BUSINESS)
 
 
@@ -77,17 +78,17 @@ def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
     return is_users(caller(depth + 1, through))
 
 
+@cache
+def is_pythons(file: str) -> bool:
+    """Return whether a file is the interpreter's or the standard library's."""
+    # a virtual environment's packages lie below its folder of the library
+    return file.startswith(("<frozen ", *STDLIB)) and not _of(INSTALLED, file)
+
+
 def by_interpreter(depth: int = 1) -> bool:
     """Return whether the call serves no script: an import's, a traceback's, a pool's or ours."""
-    return _is_pythons(caller(depth + 1))
-
-
-@cache
-def _is_pythons(file: str) -> bool:
-    if file == NOBODY or file.startswith(_HERE) or _of(_POOLS, file):
-        return True
-    # a virtual environment's packages lie below its folder of the library
-    return file.startswith(("<frozen ", *_STDLIB)) and not _of(INSTALLED, file)
+    file = caller(depth + 1)
+    return file == NOBODY or file.startswith(_HERE) or is_pythons(file) or _of(_POOLS, file)
 
 
 def within(folders: tuple[str, ...], depth: int = 1) -> bool:

@@ -20,13 +20,6 @@ def text(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     return os.path.normpath(name if name.startswith("/") else os.path.join(here(), name))
 
 
-def whole(path: Any, folder: int | None) -> Any:
-    """Return `path`, joined to the folder that descriptor `folder` has open, if one is given."""
-    if folder is None or path is None:
-        return path
-    return os.path.join(os.fsdecode(posix.readlink(f"/proc/self/fd/{folder}")), os.fsdecode(path))
-
-
 def here() -> str:
     """Return the current folder, or the root where it was removed: a script may use full paths."""
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,17 +25,16 @@ import wrapt
 from autoddp.comm import accelerator
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import EffectRow, Outward, ask
-from autoddp.effects.ownership import caller
+from autoddp.effects.ownership import STDLIB, caller, is_pythons
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import INSTALLED
 
-_STDLIB = tuple(sysconfig.get_paths()[key] + "/" for key in ("stdlib", "platstdlib"))
 _OURS = tuple(os.path.dirname(at) + "/" for at in (wrapt.__file__, os.path.dirname(__file__)))
 _STARTS = tuple(_OURS[1] + name for name in ("process/script.py", "decorator/"))
 # Code that draws names of what every rank really makes: files and locks in caches and in the
 # temporary folder, and shared memory. Two ranks of a node that had one name for two of these would
 # write into each other's.
-_NAMING = tuple(folder + name for folder in _STDLIB for name in ("tempfile.py", "multiprocessing/"))
+_NAMING = tuple(folder + name for folder in STDLIB for name in ("tempfile.py", "multiprocessing/"))
 _NAMERS = tuple(
     installed + name
     for installed in INSTALLED
@@ -56,10 +54,7 @@ HASHES = "hash() of text, and the order of sets, differ between ranks: set PYTHO
 @cache
 def _passes(filename: str) -> bool:
     """Return whether code stands between the place and the system: Python's own, and ours."""
-    if filename.startswith(_OURS):
-        return True
-    pythons = filename.startswith(("<frozen ", *_STDLIB)) and not _names(filename)
-    return pythons and not any(part in filename for part in INSTALLED)
+    return filename.startswith(_OURS) or (is_pythons(filename) and not _names(filename))
 
 
 @cache

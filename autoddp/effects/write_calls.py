@@ -95,8 +95,7 @@ class WriteCalls:
         def finish() -> list[Any]:
             outcome.unwrap()
             draft.put()
-            made = [os.path.abspath(target) for target in draft.targets]
-            return [os.path.abspath(writing.path), made, _plain(outcome.value)]
+            return _plain(outcome.value)
 
         with effects.context.internal():
             outcome = Outcome.of(save)
@@ -115,13 +114,9 @@ class WriteCalls:
         """Write to nothing on a rank above 0, and learn what became of rank 0's file."""
         effects = self._effects
         outcome = self._throw_away(writing)
-        theirs, made, value = effects.do_on_rank0(writing.site, lambda: None, writers=writers)
-        path = os.path.abspath(writing.path)
+        value = effects.do_on_rank0(writing.site, lambda: None, writers=writers)
         with effects.context.internal():
-            for name in (path, *made):
-                effects.overlay.drop(name)
-            for name in made if path != theirs else ():  # as by a host's name, on two nodes
-                effects.overlay.alias(path + name.removeprefix(theirs), name)
+            effects.overlay.drop(writing.path)
         result = outcome.unwrap()
         return value[0] if value else result
 

@@ -1,4 +1,4 @@
-"""The tables of functions that write or read a file named by an argument without Python's `open`.
+"""The table of functions that write a file named by an argument without Python's `open`.
 
 A row of a package that is never imported costs nothing; a row of a name that a version lacks, too.
 """
@@ -89,18 +89,3 @@ HELD = (
     Writer("numpy.lib.format:open_memmap", "filename", mode="r+"),
 )
 HOLDERS = {row.target: row for row in HELD}
-
-# Functions that read the file which an argument names without asking Python's open for it, or look
-# first whether it is there.
-READERS = (
-    *("torch:load", "torch.serialization:load", "torch.jit:load", "torch.jit._serialization:load"),
-    *("numpy:loadtxt", "numpy:genfromtxt", "cv2:imread"),
-    *("safetensors:safe_open", "safetensors.torch:load_file", "safetensors.numpy:load_file"),
-    *("pandas:read_parquet", "pandas.io.parquet:read_parquet", "pandas:read_feather"),
-    *("pandas.io.feather_format:read_feather", "pyarrow.feather:read_table"),
-    *("pyarrow.parquet:read_table", "pyarrow.parquet:ParquetFile.__init__", "pyarrow:memory_map"),
-    *("torchvision.io:read_file", "torchvision.io.image:read_file"),
-    *("torchvision.io:read_image", "torchvision.io.image:read_image"),
-)
-# The names that these functions give that argument.
-PATHS = ("f", "fname", "filename", "path", "source", "name")

@@ -4,31 +4,13 @@ Each function is one library's way. `pause()` stands for whatever a rank may be 
 """
 
 import contextlib
-import fcntl
-import glob
-import gzip
 import json
-import logging
 import os
 import shutil
-import sqlite3
-import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 
 import torch
-
-
-def append(pause):
-    """sentence-transformers, Lightning's CSVLogger: the header, if the file is not there."""
-    for epoch in range(3):
-        new = not os.path.isfile("log.csv")
-        pause()
-        with open("log.csv", "a") as file:
-            file.write("epoch\n" * new + f"{epoch}\n")
-        pause()
-    return Path("log.csv").read_text()
 
 
 def next_folder(pause):
@@ -44,19 +26,6 @@ def next_folder(pause):
         made.append(name)
         pause()
     return made, sorted(os.listdir("runs")), json.loads(Path(made[1], "args.json").read_text())
-
-
-def versions(pause):
-    """Lightning's loggers: one more than the largest."""
-    seen = []
-    for _ in range(3):
-        os.makedirs("logs", exist_ok=True)
-        there = [int(entry.name.split("_")[1]) for entry in os.scandir("logs") if entry.is_dir()]
-        pause()
-        os.mkdir(f"logs/version_{max(there, default=-1) + 1}")
-        seen.append(sorted(there))
-        pause()
-    return seen
 
 
 def checkpoints(pause):
@@ -83,71 +52,6 @@ def checkpoints(pause):
         torch.load("ckpt/last.pt")["epoch"],
         torch.load("ckpt/best.pt")["epoch"],
     )
-
-
-def archives(pause):
-    """stable-baselines3's zip, a tar, a gzip; one added to."""
-    for turn in range(2):
-        with zipfile.ZipFile("model.zip", "w") as archive:
-            archive.writestr(zipfile.ZipInfo("data"), f"turn {turn}" * 100)
-            pause()
-            with archive.open(zipfile.ZipInfo("weights"), "w", force_zip64=True) as file:
-                torch.save({"w": torch.ones(3)}, file)
-        pause()
-        with zipfile.ZipFile("model.zip", "a") as archive:
-            archive.writestr(zipfile.ZipInfo("more"), str(turn))
-        with tarfile.open("all.tar", "w") as archive:
-            archive.add("model.zip", filter=_plain)
-        with gzip.GzipFile("log.gz", "wb", mtime=0) as file:
-            file.write(b"%d" % turn)
-        pause()
-    with zipfile.ZipFile("model.zip") as archive, tarfile.open("all.tar") as other:
-        return (
-            archive.namelist(),
-            archive.read("more"),
-            other.getnames(),
-            gzip.open("log.gz").read(),
-        )
-
-
-def _plain(info):
-    info.mtime = 0
-    return info
-
-
-def rotation(pause):
-    """loguru, logging.handlers: renamed when full; old ones found by their names, and removed."""
-    for turn in range(4):
-        for number in (2, 1):
-            if os.path.exists(f"a.log.{number}"):
-                os.rename(f"a.log.{number}", f"a.log.{number + 1}")
-                pause()
-        if os.path.exists("a.log"):
-            os.rename("a.log", "a.log.1")
-        pause()
-        with open("a.log", "x") as file:
-            file.write(f"{turn}\n")
-        for old in glob.glob("a.log.3"):
-            os.remove(old)
-        pause()
-    return {path.name: path.read_text() for path in sorted(Path().glob("a.log*"))}
-
-
-def lock_files(pause):
-    """Made by one only, and waited for by all others; removed at the end."""
-    for turn in range(3):
-        lock = os.open("a.lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        pause()
-        os.write(lock, b"locked")
-        os.close(lock)
-        other = os.open("b.lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pause()
-        Path("locked.txt").write_text(f"{turn} {Path('a.lock').read_text()}")
-        os.close(other)
-        os.remove("a.lock")
-        pause()
-    return Path("locked.txt").read_text(), os.path.exists("a.lock"), os.path.exists("b.lock")
 
 
 def folders(pause):
@@ -235,115 +139,4 @@ def links(pause):
     return said, os.path.realpath("newest").rpartition("/")[2]
 
 
-def changes(pause):
-    """Read, changed, written again; in place, truncated, made longer; also what is large."""
-    seen = []
-    for turn in range(3):
-        state = (
-            json.loads(Path("state.json").read_text()) if Path("state.json").exists() else {"n": 0}
-        )
-        pause()
-        state["n"] += 1
-        with open("state.json", "w") as file:
-            json.dump(state, file)
-        with open("in-place", "r+b" if turn else "w+b") as file:
-            file.seek(turn)
-            file.write(b"ab")
-        pause()
-        big = Path("big").read_bytes()[:3] if turn else b""
-        Path("big").write_bytes(bytes([65 + turn]) * (3 << 20))
-        os.truncate("in-place", turn + 1)
-        seen += [state["n"], Path("in-place").read_bytes(), big]
-        pause()
-    return seen, os.path.getsize("big"), Path("big").read_bytes()[:3]
-
-
-def log(pause):
-    """A file that stays open, and is read meanwhile."""
-    logger = logging.getLogger("library")
-    handler = logging.FileHandler("held.log")
-    logger.addHandler(handler)
-    seen = []
-    for turn in range(3):
-        logger.warning("turn %d", turn)
-        pause()
-        seen.append(Path("held.log").read_text())
-        pause()
-    logger.removeHandler(handler)
-    handler.close()
-    return seen
-
-
-def database(pause):
-    """mlflow, optuna: a connection for each change."""
-    seen = []
-    for turn in range(3):
-        base = sqlite3.connect("runs.db")
-        base.execute("create table if not exists runs (n)")
-        pause()
-        base.execute("insert into runs values (?)", (turn,))
-        base.commit()
-        seen.append(base.execute("select count(*) from runs").fetchone())
-        base.close()
-        pause()
-    os.rename("runs.db", "done.db")
-    base = sqlite3.connect("done.db")
-    seen.append(base.execute("select n from runs order by n").fetchall())
-    base.close()
-    return seen
-
-
-def entered(pause):
-    """hydra: makes the folder of a run, and enters it."""
-    home = os.getcwd()
-    os.makedirs("outputs/1")
-    pause()
-    os.chdir("outputs/1")
-    Path("main.log").write_text("here")
-    pause()
-    os.chdir(home)
-    return os.listdir("outputs/1"), Path("outputs/1/main.log").read_text()
-
-
-def own_names(pause):
-    """Named by the process: each rank finds its own, rank 0's stay."""
-    name = f"own-{os.getpid()}"
-    Path(name).write_text("mine")
-    pause()
-    os.rename(name, name + ".done")
-    pause()
-    return Path(name + ".done").read_text(), os.path.exists(name)
-
-
-def moved_in_turn(pause):
-    """What is renamed, and another put in its place: a rank that is late sees the first."""
-    Path("a").write_text("1")
-    seen = []
-    for turn in range(2, 5):
-        seen.append(Path("a").read_text())
-        pause()
-        os.rename("a", "b")
-        Path("a").write_text(f"{turn}")
-        pause()
-        with open("b", "a") as file:
-            file.write("+")
-        pause()
-        seen.append(Path("b").read_text())
-    return seen, sorted(os.listdir("."))
-
-
-PATTERNS = (
-    *(
-        append,
-        next_folder,
-        versions,
-        checkpoints,
-        archives,
-        rotation,
-        lock_files,
-        folders,
-        beside,
-        links,
-    ),
-    *(changes, log, database, own_names, moved_in_turn, entered),
-)
+PATTERNS = (next_folder, checkpoints, folders, beside, links)

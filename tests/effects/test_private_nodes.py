@@ -32,17 +32,14 @@ url = sys.argv[1]
 torch.manual_seed(0)
 start = 0
 if os.path.exists("runs/last.pt"):
-    state = torch.load("runs/last.pt")
-    start = state["epoch"] + 1
-    print("resumed", start, state["net"]["weight"].sum().item(), \
-json.load(open("runs/config.json")))
+    start = torch.load("runs/last.pt")["epoch"] + 1
+    print("resumed", start, json.load(open("runs/config.json")))
 os.makedirs("runs/figures", exist_ok=True)
 net = torch.nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), 0.1)
 json.dump({"lr": 0.1}, open("runs/config.json", "w"))
 np.save("runs/data.npy", np.arange(64.0).reshape(16, 4) / 64)
-np.savetxt("runs/table.txt", np.eye(2))
-print(np.loadtxt("runs/table.txt").tolist(), sorted(os.listdir("runs")))
+print(sorted(os.listdir("runs")))
 
 class Written(Dataset):
     def __len__(self):
@@ -52,7 +49,6 @@ class Written(Dataset):
 
 log = open("runs/log.csv", "a", newline="")
 rows = csv.writer(log)
-best = None
 for epoch in range(start, start + 2):
     total = 0.0
     for x in DataLoader(Written(), batch_size=4, num_workers=1):
@@ -63,29 +59,22 @@ for epoch in range(start, start + 2):
         total += loss.item()
     rows.writerow([epoch, f"{total:.4f}"])
     log.flush()
-    torch.save({"net": {"weight": torch.ones(2) * epoch}, "epoch": epoch}, "runs/tmp.pt")
+    torch.save({"net": torch.ones(2) * epoch, "epoch": epoch}, "runs/tmp.pt")
     os.replace("runs/tmp.pt", "runs/last.pt")
     print(epoch, torch.load("runs/last.pt")["epoch"], Path("runs/log.csv").read_text().split())
 log.close()
 shutil.copyfile("runs/last.pt", "runs/best.pt")
-print(torch.load("runs/best.pt", mmap=True)["net"]["weight"].tolist(), glob.glob("runs/*.pt") != [])
-with open("runs/best.pt", "rb") as file:
-    print(file.name, len(file.read()) == os.path.getsize("runs/best.pt"))
+print(torch.load("runs/best.pt", mmap=True)["net"].tolist(), glob.glob("runs/*.pt") != [])
 shutil.copytree("runs", "copy")
-print(Path("copy/log.csv").read_text().split(), os.path.isfile("copy/none"))
 os.chdir("runs/figures")
 Path("caption.txt").write_text("a figure")
 os.chdir("../..")
-print(Path("runs/figures/caption.txt").read_text())
+print(Path("copy/log.csv").read_text().split(), Path("runs/figures/caption.txt").read_text())
 shutil.rmtree("copy")
 try:
     open("copy/log.csv")
 except FileNotFoundError as error:
     print(error)
-folder = tempfile.mkdtemp()
-torch.save(torch.ones(3), os.path.join(folder, "x.pt"))
-print(torch.load(os.path.join(folder, "x.pt")).tolist())
-shutil.rmtree(folder)
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "note").write_text("kept")
     print(Path(folder, "note").read_text(), os.listdir(folder))
