@@ -48,11 +48,6 @@ class Again:
         """Return a name that is the same in all runs."""
         return name if all(name in found for found in self.kept) else WORD.sub("#", name)
 
-    def pair(self, name: str) -> list[Path]:
-        """Return a file of both runs, if both have it."""
-        found = [some[name] for some in self.files if name in some]
-        return found if len(found) == 2 else []
-
 
 def compare_outputs(
     findings: Findings, want: Recording, got: Recording, rtol: float, again: Again
@@ -91,10 +86,10 @@ def compare_files(
             pair = theirs[name], ours[name]
             if all(untouched(*one) for one in zip(pair, folders, strict=True)):
                 continue
-            here = Findings()
-            here.take_all(compare_file(name, pair, rtol, last_digit, again.pair(name)), rtol)
+            here, known = Findings(), [some[name] for some in again.files if name in some]
+            here.take_all(compare_file(name, pair, rtol, last_digit, known), rtol)
             findings.take(Difference(FILE, name, "", "", here.largest), OTHER)
-            findings.counts[FILE].differ += not here.equal
+            findings.compared[FILE].differ += not here.equal
             findings.differences += here.differences
 
 
@@ -131,11 +126,12 @@ def compare_file(
 ) -> Iterator[Difference]:
     """Yield the differences of two files: by numbers where they hold numbers, else by bytes.
 
-    `known` are the file of both runs of one process, what they do not repeat is left out.
+    `known` are the files of two runs of one process: what they do not repeat is left out.
     """
     from autoddp.tools.verify.load import load
     from autoddp.tools.verify.same import unlike
 
+    known = known if len(known) == 2 else []
     if filecmp.cmp(*pair, shallow=False) or pair[0].suffix.lower() in PICTURES:
         return
     try:
