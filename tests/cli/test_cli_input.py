@@ -8,8 +8,6 @@ import typer
 from autoddp import cli, launch
 from autoddp.cli import hash_seed
 from autoddp.cli.help import PANELS
-from autoddp.decorator import choose
-from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
 from autoddp.process.script import Script
 from tests.support.cli import fork_cli, run_cli, run_python
@@ -56,7 +54,7 @@ def test_a_text_is_run_as_python_runs_it(tmp_path):
     assert (done.rc, done.out) == (0, want.out), done.err
 
 
-@pytest.mark.parametrize("text", [SHOWN, "def f():\n    1 / 0\n\nf()\n", "raise SystemExit(3)"])
+@pytest.mark.parametrize("text", [SHOWN, "def f():\n    1 / 0\n\nf()\n"])
 def test_a_text_on_standard_input_is_run_as_python_runs_it(text, tmp_path):
     want = run_python("-", "a", cwd=tmp_path, stdin=text)
     done = fork_cli("run", "--nproc", 2, "-", "a", cwd=tmp_path, stdin=text)
@@ -108,15 +106,6 @@ def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
     asked("s.py")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith("is set, but there is no such option; is AUTODDP_HANG_TIMEOUT meant?")
-
-
-def test_the_decorator_reads_variables_too(setenv):
-    setenv("AUTODDP_HANG_TIMEOUT", "60")
-    setenv("AUTODDP_NPROC", "3")
-    assert choose({"hang_timeout": 5, "nproc": 2}) == Options(nproc=3, hang_timeout=60)
-    setenv("AUTODDP_VIEW", "all")
-    with pytest.raises(BadInput, match=r"^--view is 'all'; it takes"):
-        choose({})
 
 
 def test_nodes_that_a_variable_gives_have_one_seed_of_hashes(monkeypatch):
