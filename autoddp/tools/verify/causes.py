@@ -9,9 +9,8 @@ LARGE = 1e-3  # two runs of one process whose first losses differ by more do not
 EARLY = 3  # steps within which such a script shows it
 
 UNKNOWN = (
-    "not known; --batchnorm local, --loading rows, --draws own, --disable and --rowwise (or a mark "
-    "with autoddp.rowwise) may give up numbers; without them it is a fault of autoddp, and a bug "
-    "report with the file of --json is welcome"
+    "not known; without --batchnorm local, --loading rows, --draws own, --disable, --rowwise and "
+    "marks with autoddp.rowwise it is a fault of autoddp: please report it with the file of --json"
 )
 TIPPED = (
     "in float64 all is equal: the last digits of a float32 number decide what the script prints, "

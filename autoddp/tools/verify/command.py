@@ -104,8 +104,7 @@ class Verification:
         found.code = DIFFERENT
         found.why = f"{self.ranks} do not give the numbers of one process"
         found.error = tail(ranks.err) if ranks.code else []
-        either = found.findings if differences else wide or found.findings
-        found.cause = found.cause or cause_of(either, found.nproc)
+        found.cause = found.cause or cause_of(wide or found.findings, found.nproc)
 
 
 def compare(want: Recording, got: Recording, again: Again) -> Findings:

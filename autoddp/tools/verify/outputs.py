@@ -22,16 +22,14 @@ Files = dict[str, Path]
 
 
 class Again:
-    """A second run of one process: what it does not repeat is not compared.
+    """Two runs of one process, with clocks at another pace: what they do not repeat is left out.
 
-    Args:
-        first: The run that ranks are compared with.
-        second: The same again, with clocks at another pace; None to compare all.
+    Without runs, all is compared.
     """
 
-    def __init__(self, first: Recording | None = None, second: Recording | None = None) -> None:
-        self.second = second
-        self.kept = [files(run.folder) for run in (first, second) if run is not None]
+    def __init__(self, *runs: Recording) -> None:
+        self.runs = runs
+        self.kept = [files(run.folder) for run in runs]
         self.files = [self.named(found) for found in self.kept]
 
     def named(self, found: Files) -> Files:
@@ -57,8 +55,8 @@ def compare_outputs(
     findings.take(Difference(ENDING, "", *codes, 0.0 if want.code == got.code else OTHER), rtol)
     for name in ("stdout", "stderr"):
         texts = stream(want, name), stream(got, name)
-        model = None if again.second is None else stream(again.second, name)
-        findings.take_all(compare_lines(PRINT, name, texts, rtol, again=model), rtol)
+        known = [stream(run, name) for run in again.runs]
+        findings.take_all(compare_lines(PRINT, name, texts, rtol, known=known), rtol)
     compare_files(findings, (want.folder, got.folder), rtol, again=again)
 
 
@@ -141,9 +139,9 @@ def compare_file(
             yield Difference(FILE, name, "one process's", "other bytes", OTHER)
         return
     if isinstance(want, str) and isinstance(got, str):
-        model = models[1].splitlines() if models and isinstance(models[1], str) else None
         texts = want.splitlines(), got.splitlines()
-        yield from compare_lines(FILE, name, texts, rtol, last_digit, model)
+        lines = [model.splitlines() for model in models if isinstance(model, str)]
+        yield from compare_lines(FILE, name, texts, rtol, last_digit, lines)
         return
     places = {found.place for found in unlike(models[0], models[1], name)} if models else set[Any]()
     yield from (found for found in unlike(want, got, name) if found.place not in places)

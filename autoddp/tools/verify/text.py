@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 
 from autoddp.tools.verify.findings import OTHER, SMALL, Difference
 
@@ -24,43 +24,42 @@ def compare_lines(
     texts: tuple[Lines, Lines],
     rtol: float,
     last_digit: bool = True,
-    again: Lines | None = None,
+    known: Sequence[Lines] = (),
 ) -> Iterator[Difference]:
     """Yield a difference for each line of two texts, and one where a text ends before the other.
 
     With `last_digit` the last digit of a number may be rounded the other way, and its padding may
-    differ. `again` are the lines of a second run of one process: what it does not repeat is left
-    out.
+    differ. `known` are the lines of two runs of one process: what they do not repeat is left out.
     """
     want, got = texts
-    models = want if again is None else chain(again, repeat(""))
-    for at, (a, b, model) in enumerate(zip(want, got, models, strict=False), start=1):
-        size = 0.0 if a == b else line_off(a, b, rtol, last_digit, model)
-        equal = next((n for n, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), 0)
+    pairs = chain(zip_longest(*known, fillvalue=""), repeat(("", "")))
+    for at, (a, b, pair) in enumerate(zip(want, got, pairs, strict=False), start=1):
+        size = 0.0 if a == b else line_off(a, b, rtol, last_digit, pair)
+        equal = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
         x, y = (repr(line[max(0, equal - BEFORE) :][:SHOWN]) for line in (a, b))
         yield Difference(aspect, f"{name} line {at}", x, y, size)
-    if len(want) != len(got) and (again is None or len(again) == len(want)):
+    if len(want) != len(got) and len({len(lines) for lines in known}) < 2:
         at = min(len(want), len(got))
         a, b = (repr(lines[at][:SHOWN]) if len(lines) > at else "the end" for lines in texts)
         yield Difference(aspect, f"{name} line {at + 1}", a, b, OTHER)
 
 
 def line_off(
-    want: str, got: str, rtol: float, last_digit: bool = True, again: str | None = None
+    want: str, got: str, rtol: float, last_digit: bool = True, known: Lines = ("", "")
 ) -> float:
     """Return how far the numbers of a line are off, `OTHER` if it is another line.
 
-    Words that the line `again`, of a second run, does not repeat are left out: readings of clocks,
-    rates and process numbers.
+    Words that differ between the `known` lines of two runs of one process are left out: readings
+    of clocks, rates and process numbers.
     """
-    if again is None or word_off(want, again, rtol) <= rtol:
+    if word_off(known[0], known[1], rtol) <= rtol:
         return word_off(want, got, rtol, last_digit)
-    words, ours, models = (WORD.findall(line) for line in (want, got, again))
-    if len(words) != len(models):  # no word can be told from another
+    words, ours, *models = (WORD.findall(line) for line in (want, got, *known))
+    if {len(words)} != {len(model) for model in models}:  # nothing says which words are repeated
         return 0.0
     if len(words) != len(ours):
         return OTHER
-    kept = (pair[:2] for pair in zip(words, ours, models, strict=True) if pair[0] == pair[2])
+    kept = ((a, b) for a, b, x, y in zip(words, ours, *models, strict=True) if x == y)
     return max((word_off(a, b, rtol, last_digit) for a, b in kept), default=0.0)
 
 

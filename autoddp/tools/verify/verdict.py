@@ -65,6 +65,7 @@ class Conclusion:
         """Show the first divergence: what differs at its step, with both values."""
         step, rank = differences[0].step, differences[0].rank
         title = f"first divergence, step {step}" if step else "first divergence"
+        title += " (float64)" * (self.float64 is not None and not self.float64.equal)
         rows = [[title, "one process", f"{self.nproc} ranks", "off by"]]
         for d in [d for d in differences if (d.step, d.rank) == (step, rank)][:TOGETHER]:
             rows.append([f"{d.line + ' ' if d.line else ''}{d.what}", d.want, d.got, d.off])
