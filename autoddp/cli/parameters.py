@@ -58,7 +58,7 @@ def autoddp(
         ),
     ] = False,
 ) -> None:
-    """Take what stands before a command."""
+    """Define the options that come before a command."""
 
 
 def command_of(taker: str) -> Callable[[Command], Command]:
@@ -119,13 +119,13 @@ def values(taker: str, typed: Given, environ: Mapping[str, str], own: Iterable[s
 
 
 def argument(name: str, shown: str, says: str, kind: Any) -> inspect.Parameter:
-    """Declare what stands without a flag."""
+    """Declare an argument without a flag."""
     taken = Annotated[kind, typer.Argument(metavar=shown, help=says)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=taken)
 
 
 def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
-    """Declare an option; numbers come as text, so that a wrong one is refused in our words."""
+    """Declare an option; numbers are parsed by `options.given`, whose errors are one line."""
     kind, default = str(field.type), False if field.type == "bool" else None
     flags = row.flags or (flag(field.name),)
     taken: Any = bool if kind == "bool" else str | None

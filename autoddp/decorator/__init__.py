@@ -1,4 +1,4 @@
-"""`@distributed`: the ranks join at a call of the decorated function, wherever the script runs."""
+"""`@distributed`: each call of the decorated function runs on ranks, forked from this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autoddp.process.script import strip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# else `torch.cuda.is_available()` begins CUDA, and the ranks can no more be forks of this process
+# otherwise `torch.cuda.is_available()` starts CUDA, after which this process cannot be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 NAMES = tuple(field.name for field, _ in table(DECORATOR))
 
@@ -34,16 +34,16 @@ def distributed(**options: Unpack[Keywords]) -> Callable[[F], F]: ...
 def distributed(function: Any = None, /, **options: Any) -> Any:
     """Run the decorated function on N ranks, with the result of one; the rest of the script once.
 
-    Run by plain `python`, this process is rank 0 and the other ranks are forked at each call, to
-    end with it. Where a fork is not safe, as other threads run or a GPU is in use, the call raises
-    `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A variable wins
-    over the option that is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on. With one
-    rank, in a child process and inside a job of autoddp run the call is a plain one. A rank that
-    dies ends this process at once, and is named.
+    Under plain `python`, this process is rank 0, and the other ranks are forked at each call and
+    end with it. If a fork is not safe, because other threads run or a GPU is in use, the call
+    raises `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A
+    variable such as AUTODDP_NPROC wins over the option that is given here. With one rank, in a
+    child process and inside a job of autoddp run the call is a plain one. A rank that dies ends
+    this process at once, with an error that names the rank.
 
     Args:
         function: The function, when used without options.
-        **options: Those of `autoddp run`, by the same names: nproc, view, batch, backend, ...
+        **options: Those of `autoddp run`, by the same names: nproc, view, backend, ...
 
     Raises:
         BadInput: An option does not exist, or does not take that value.
@@ -95,11 +95,11 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     ranks = World.read(os.environ).world_size if launched(os.environ) else count(options)
     if ranks == 1:
         return wrapped(*args, **kwargs)
-    if launched(os.environ):
+    if launched(os.environ) or options.nnodes > 1:
         raise BadInput(
-            f"@distributed starts ranks by itself, but another launcher has started {ranks}, and "
-            "each has run the script up to here; have it start autoddp run, as in torchrun "
-            "--nproc-per-node 2 -m autoddp run train.py"
+            "@distributed starts ranks by itself, but another launcher has started several "
+            "processes, and each has run the script up to here; have it start autoddp run, as in "
+            "torchrun --nproc-per-node 2 -m autoddp run train.py"
         )
     from autoddp.decorator import call  # with torch
 
@@ -134,14 +134,5 @@ def plain(name: str, value: Any) -> Any:
 
 
 def count(options: Options) -> int:
-    """Return the number of ranks that a plain `python` becomes.
-
-    Raises:
-        BadInput: Several nodes are asked for.
-    """
-    if options.nnodes > 1:
-        raise BadInput(
-            f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own "
-            "node alone; start the script by autoddp run or torchrun on every node"
-        )
+    """Return the number of ranks of a call under plain `python`."""
     return options.nproc or max(1, len(devices.there(os.environ).names))

@@ -33,7 +33,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.places import CELL
 
-Tell = Callable[[int], None]
+Note = Callable[[int], None]  # takes RETURNED or RAISED
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,21 @@ class DecoratedCall:
         name: str = getattr(self.wrapped, "__qualname__", type(self.wrapped).__name__)
         return name if name.startswith(CELL) else f"{name}()"
 
-    def plain(self) -> Any:
-        """Call the function as the user did."""
-        return self.wrapped(*self.args, **self.kwargs)
-
 
 class ClosedGroup:
-    """The stand-in for a process group that is gone: a batch held by rows has lost other rows."""
+    """The stand-in for a process group that is gone: a sharded batch has lost its other rows."""
 
     def __getattr__(self, name: str) -> Any:
         raise AutoDDPError(
-            "a batch that is held by rows is read after the job that it belongs to; return it from "
-            "the decorated function, or read it inside"
+            "a sharded batch is read after the job that it belongs to; return it from the "
+            "decorated function, or read it inside"
         )
 
 
 def lead(call: DecoratedCall, ranks: int) -> Any:
-    """Be rank 0 for the time of the call, with the others as forks, and return the call's result.
+    """Run the call as rank 0, with the other ranks as forks, and return the result of the call.
 
-    They are forked for each call anew, since a fork has all that rank 0 has.
+    They are forked for each call, so that they have all that rank 0 has then.
 
     Raises:
         BadInput: The options cannot be met, or this process cannot be rank 0 of a job.
@@ -91,7 +87,7 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
             follow(call, world, devices, others)
         # only now: its thread looks up an address, with locks that a fork would find held
         server = torch_internals.store_behind(door)
-        return take_part(call, place(0, ranks, server.port), devices, others.settle)
+        return take_part(call, place(0, ranks, server.port), devices, others.conclude)
 
 
 def place(rank: int, ranks: int, port: int) -> World:
@@ -100,40 +96,40 @@ def place(rank: int, ranks: int, port: int) -> World:
 
 
 def follow(call: DecoratedCall, world: World, devices: Devices, others: Forks) -> NoReturn:
-    """Be a rank above 0 for the time of the call, and end there: what comes after is rank 0's."""
+    """Run the call as a rank above 0, and end with it: rank 0 alone runs what comes after."""
 
-    def tell(word: int) -> None:
-        if word == RAISED:
+    def note(state: int) -> None:
+        if state == RAISED:
             traceback.print_exc()  # to the log
-        others.say(world.rank, word)
+        others.note(world.rank, state)
 
     try:
         notebook.to_log(others.logs.of(world.rank))
-        take_part(call, world, devices, tell)
+        take_part(call, world, devices, note)
     except BaseException:
-        if others.words[world.rank] == RUNNING:
-            tell(RAISED)
+        if others.states[world.rank] == RUNNING:
+            note(RAISED)
     finally:
         forks.end()
 
 
-def take_part(call: DecoratedCall, world: World, devices: Devices, tell: Tell) -> Any:
-    """Call the function as a rank, and tell at the end whether it has returned or raised."""
+def take_part(call: DecoratedCall, world: World, devices: Devices, note: Note) -> Any:
+    """Call the function as a rank, and note at the end whether it has returned or raised."""
     with joined(call.options, world, devices) as run:
         try:
-            result = whole(call.plain())
+            result = whole(call.wrapped(*call.args, **call.kwargs))
             run.group.conclude()
         except BaseException as error:
             strip(error)
-            tell(RAISED)
+            note(RAISED)
             raise
-        tell(RETURNED)
+        note(RETURNED)
     return result
 
 
 @contextmanager
 def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
-    """Make this process a rank inside, and leave it as it was after."""
+    """Make this process a rank inside the context, and put it back as it was afterwards."""
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
@@ -159,7 +155,7 @@ def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
 
 
 def leave(group: Group) -> None:
-    """Leave the job, with no process group left and no reducer on the script's parameters."""
+    """Leave the job, so that no process group and no reducer on the parameters is left."""
     gc.collect()
     group.leave()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())

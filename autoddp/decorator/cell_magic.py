@@ -1,4 +1,4 @@
-"""`%%autoddp`: a cell of plain code runs on ranks; what it sets is there in the notebook after."""
+"""`%%autoddp`: run a cell of plain code on ranks, and keep its variables in the notebook."""
 
 from __future__ import annotations
 
@@ -23,23 +23,18 @@ PROGRAM = re.compile(r"\bget_ipython\(\)\.(system|getoutput)\(")  # what IPython
 
 
 def load(session: Any) -> None:
-    """Make `%%autoddp` known to an IPython session, for `%load_ext autoddp`."""
+    """Register `%%autoddp` with an IPython session, for `%load_ext autoddp`."""
 
-    def autoddp(line: str, text: str | None = None) -> Any:
-        """Run the cell on ranks: %%autoddp --nproc 4, with the options of `autoddp run`."""
+    def autoddp(line: str, text: str) -> Any:
+        """Run the cell on ranks: %%autoddp --nproc 4, with the options of `@distributed`."""
         try:
-            if text is None:
-                raise BadInput(
-                    f"%autoddp {line}: ranks do not live on between cells; put {MAGIC} {line} on "
-                    "top of each cell that is to run on ranks"
-                )
             return run(CellCall(session, text), (), {}, options(line))
         except BaseException as error:
             strip(error)
             raise
 
     autoddp._ipython_magic_output_can_be_silenced = True  # type: ignore[attr-defined]
-    session.register_magic_function(autoddp, "line_cell", "autoddp")
+    session.register_magic_function(autoddp, "cell", "autoddp")
 
 
 def options(line: str) -> Options:

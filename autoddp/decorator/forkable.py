@@ -1,4 +1,4 @@
-"""Whether the ranks of a call can be forks of this process, and the way out where they cannot."""
+"""Checks whether the ranks of a call can be forks of this process, and the way out if not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(site: str, ranks: int, options: Options) -> None:
     """Check that the ranks above 0 can be forks of this process.
 
     Raises:
-        BadInput: They cannot.
+        BadInput: A fork could hang or crash.
     """
     against = obstacle()
     if not against:
@@ -45,11 +45,11 @@ def check(site: str, ranks: int, options: Options) -> None:
 
 
 def obstacle() -> str:
-    """Return why a fork of this process could hang or crash; empty if nothing speaks against it.
+    """Return why a fork of this process could hang or crash, or an empty text if it is safe.
 
-    Threads of native pools do not: OpenBLAS sees to forks by itself, and OpenMP runtimes are asked
-    to give theirs back. A child of a parent that had used libgomp's pool with two threads hung in
-    its own first use with two; after `omp_pause_resource_all` it never did.
+    Threads of native pools are no obstacle: OpenBLAS handles forks by itself, and OpenMP runtimes
+    can end theirs. A child of a parent that had used libgomp's pool with two threads hung in its
+    own first use with two; after `omp_pause_resource_all` it never did.
     """
     others = [thread.name for thread in threading.enumerate() if not _harmless(thread)]
     if others:
@@ -65,7 +65,7 @@ def obstacle() -> str:
 def _harmless(thread: threading.Thread) -> bool:
     """Return whether a thread allows a fork: this one, a kernel's own, the monitor of tqdm's bars.
 
-    The monitor is ended here, as that is all that is known to be safe; the next bar begins another.
+    The monitor is ended here, which is known to be safe; the next bar starts another.
     """
     if type(thread).__module__ == "tqdm._monitor":
         monitor: Any = thread
@@ -77,7 +77,7 @@ def _harmless(thread: threading.Thread) -> bool:
 def _touched() -> str:
     """Return the kind of accelerator that a fork of this process could not use, empty if none.
 
-    A mere question for devices may have begun to use one.
+    Asking for devices may already have initialized one.
     """
     kind = accelerator.kind()
     if not kind:
@@ -87,7 +87,7 @@ def _touched() -> str:
         if pid == 0:
             os._exit(int(accelerator.unforkable()))
         poisoned = os.waitpid(pid, 0)[1]
-        # after a step of Adam, torch's build for CUDA says so of a machine without GPUs, too
+        # after a step of Adam, torch's build for CUDA reports this on a machine without GPUs, too
         there = poisoned and torch.accelerator.device_count()
         found = torch_internals.accelerator() if there else None
         kind = found.type if found is not None else ""
@@ -97,7 +97,7 @@ def _touched() -> str:
 def _kept_pools() -> str:
     """End the idle threads of OpenMP runtimes; return why some are left, empty if none is.
 
-    They come back when they are needed. A runtime of before OpenMP 5.0 ends none.
+    A runtime starts them again when it needs them. A runtime older than OpenMP 5.0 ends none.
     """
     maps = Path("/proc/self/maps").read_text().splitlines()
     for path in {line.rpartition(" ")[2] for line in maps}:
@@ -109,7 +109,7 @@ def _kept_pools() -> str:
 
 
 def command(ranks: int, options: Options) -> str:
-    """Return the command that runs this script as a job from its first line on."""
+    """Return the command that runs this script on ranks from its first line on."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name != "__main__":

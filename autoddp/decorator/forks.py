@@ -1,6 +1,6 @@
 """The ranks above 0 of one call: forks of this process, which rank 0 watches to their end.
 
-Rank 0 watches them in a thread, since its main thread may be inside a collective that a dead rank
+Rank 0 watches them in a thread, since its main thread may wait in a collective that a dead rank
 never answers: then nothing but the end of the process ends the wait.
 """
 
@@ -35,7 +35,7 @@ class Forks:
     def __init__(self, site: str, ranks: int, logs: Logs) -> None:
         self.site, self.ranks, self.logs = site, ranks, logs  # site: name of the function
         self.pid, self.pids = os.getpid(), dict[int, int]()  # pids: of those that have not ended
-        self.words = mmap.mmap(-1, ranks)  # what each rank has come to, in memory that all share
+        self.states = mmap.mmap(-1, ranks)  # of each rank, in memory that all share
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="autoddp", daemon=True)
 
@@ -54,34 +54,34 @@ class Forks:
         self._watcher.start()
         return 0
 
-    def say(self, rank: int, word: int) -> None:
-        """Say what a rank has come to."""
+    def note(self, rank: int, state: int) -> None:
+        """Note that a rank has returned or raised."""
         streams.flush()
-        self.words[rank] = word
+        self.states[rank] = state
 
-    def settle(self, word: int) -> None:
-        """Wait for the others to return or raise like rank 0, for as long as that may take them.
+    def conclude(self, state: int) -> None:
+        """Wait for the others to return or raise like rank 0, for a limited time.
 
-        If rank 0 has returned and another has not, the whole program ends; not so a session in
-        which somebody works, and whose variables are rank 0's.
+        If rank 0 has returned and another rank has not, the whole program ends, unless this is an
+        interactive session, whose variables are those of rank 0.
 
         Raises:
-            Disagreement: Another rank has not returned, in such a session.
+            Disagreement: Another rank has not returned, in an interactive session.
         """
-        self.say(0, word)
+        self.note(0, state)
         interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-        patience = LAST if word == RETURNED else 0 if interrupted else PATIENCE
+        patience = LAST if state == RETURNED else 0 if interrupted else PATIENCE
         deadline = time.monotonic() + patience
-        while RUNNING in self.words[:] and time.monotonic() < deadline:
+        while RUNNING in self.states[:] and time.monotonic() < deadline:
             time.sleep(SOON)
-        other = next((rank for rank in range(self.ranks) if self.words[rank] != word), None)
-        if other is None or word == RAISED:  # rank 0's error is the reason
+        other = next((rank for rank in range(self.ranks) if self.states[rank] != state), None)
+        if other is None or state == RAISED:  # rank 0's error is the reason
             return
-        did = "raised an exception in" if self.words[other] == RAISED else "did not return from"
+        did = "raised an exception in" if self.states[other] == RAISED else "did not return from"
         what = f"{did} {self.site}, rank 0 returned"
         if notebook.interactive():
-            said = tail(self.logs.of(other))
-            raise Disagreement(f"rank {other} {what}; the end of its log:\n{said}")
+            log = tail(self.logs.of(other))
+            raise Disagreement(f"rank {other} {what}; the end of its log:\n{log}")
         self.fail(other, what, 1)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Forks:
             return
         self._stop.set()
         if self._watcher.is_alive():
-            self._watcher.join()  # from here on the end of a rank is no news
+            self._watcher.join()  # from here on, ranks end because they are killed here
         self._kill()
         for pid in self.pids.values():
             with contextlib.suppress(ChildProcessError):
@@ -122,7 +122,7 @@ class Forks:
                 if code is not None:
                     what = Failure(rank, rank, code).what
                     self.fail(rank, what, 128 - code if code < 0 else 1)
-                if self.words[rank] == RAISED and self.words[0] == RUNNING:
+                if self.states[rank] == RAISED and self.states[0] == RUNNING:
                     now = time.monotonic()
                     if now - since.setdefault(rank, now) > PATIENCE:
                         self.fail(rank, f"raised an exception in {self.site}, rank 0 did not", 1)
@@ -140,12 +140,12 @@ class Forks:
 
 
 def end() -> NoReturn:
-    """Wait, as a rank above 0, until rank 0 is through: the others may need this one until then."""
+    """Wait, as a rank above 0, until rank 0 ends this process, which others may need until then."""
     try:
-        for number in ENDING:  # what becomes of them, rank 0 decides
+        for number in ENDING:  # rank 0 acts on them
             signal.signal(number, signal.SIG_IGN)
         streams.flush()
         while True:
             signal.pause()  # rank 0 kills this process
-    finally:  # also after what a handler of the script's raises here
+    finally:  # also if a handler of the script raises here
         os._exit(0)

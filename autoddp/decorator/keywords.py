@@ -8,13 +8,9 @@ from typing import Literal, TypedDict
 
 
 class Keywords(TypedDict, total=False):
-    """The options that `@distributed` takes; a test holds them to `autoddp.options`."""
+    """The options that `@distributed` takes; a test compares them with `autoddp.options`."""
 
     nproc: int | None
-    nnodes: int
-    node_rank: int | None
-    master_addr: str | None
-    master_port: int | None
     gpus_per_rank: int
     backend: Literal["auto", "nccl", "gloo", "native"]
     view: Literal["global", "local"]

@@ -1,4 +1,4 @@
-"""The kernel of a notebook, where this process is one: its threads, and its forks' silence."""
+"""The kernel of a notebook, if this process is one: its threads, and the output of its forks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from autoddp.process import streams
 from autoddp.report.places import shell
 
-# Their threads wait for messages. What they could hold at a fork, a fork never takes: its output
-# goes to its log, and its messages nowhere.
+# Their threads wait for messages. A fork never takes the locks that they may hold: its output goes
+# to its log, and its messages are dropped.
 _KERNELS = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client")
-_HANDED_ON = 0.5  # seconds in which the socket's own threads hand on what was written
+_HANDED_ON = 0.5  # seconds in which the threads of the socket pass on the output
 
 
 def interactive() -> bool:
@@ -37,9 +37,10 @@ def owns(thread: threading.Thread) -> bool:
 
 
 def to_log(path: Path) -> None:
-    """Send what a fork prints to its log, and nothing to the notebook: figures are rank 0's.
+    """Send the output of a fork to its log, and nothing to the notebook.
 
-    What holds the notebook's own streams, as a handler of `logging` may, prints there, too.
+    An object that holds the notebook's own streams, such as a handler of `logging`, prints there,
+    too.
     """
     streams.redirect(path)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -51,7 +52,7 @@ def to_log(path: Path) -> None:
                 stream.write, stream.flush = log.write, log.flush
     own = kernel()
     if own is not None:
-        own.session.pid = os.getpid()  # else each message is a warning in the log
+        own.session.pid = os.getpid()  # otherwise each message is a warning in the log
         own.iopub_thread.schedule = lambda _: None
 
 

@@ -1,4 +1,4 @@
-"""What outlives a job: batches held by rows become whole while the other ranks are there."""
+"""Values that outlive a job: sharded batches are gathered while the other ranks are there."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SESSION = ("In", "Out")  # IPython's own variables; others begin with an undersc
 
 
 def whole(value: Any) -> Any:
-    """Gather the batches held by rows in a value, while the other ranks are here."""
+    """Gather the sharded batches in a value, while the other ranks are there."""
     held = any(isinstance(leaf, KINDS) for leaf in tree_leaves(value))
     return tree_map(full, value) if held else value
 
 
 def make_whole(held: Any, seen: set[int]) -> None:
-    """Gather, in place, what a notebook's variables, a list or a dictionary holds by rows."""
+    """Gather, in place, the sharded batches in a notebook's variables, a list or a dictionary."""
     if id(held) in seen:
         return
     top = not seen

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
+RANKS_A_CORE = 32  # at most; with more, a job would spend its time on switching between them
 
 
 def run(script: Script, options: Options) -> int:
@@ -118,13 +119,25 @@ def check_disabled(options: Options) -> None:
             raise BadInput(f"--disable is {name!r}; it takes {', '.join(known)}")
 
 
-def check(options: Options) -> None:
-    """Check the names and places that the options give, and make the folders.
+def check_ranks(nproc: int | None) -> None:
+    """Check that this machine can run so many ranks.
 
     Raises:
-        BadInput: A name is no feature's; a folder cannot be made.
+        BadInput: There are so many that it would hardly get to their first step.
+    """
+    most = RANKS_A_CORE * (cores := len(os.sched_getaffinity(0)))
+    if nproc is not None and nproc > most:
+        raise BadInput(f"--nproc is {nproc}, but this machine has {cores} cores; {most} at most")
+
+
+def check(options: Options) -> None:
+    """Check the names, numbers and places that the options give, and make the folders.
+
+    Raises:
+        BadInput: A name is no feature's; there are too many ranks; a folder cannot be made.
     """
     check_disabled(options)
+    check_ranks(options.nproc)
     report, logs = options.report or "", options.log_dir or ""
     if os.path.isdir(report):
         raise BadInput(f"--report is {report}, which is a folder; give a file in it")

@@ -30,7 +30,6 @@ class Options:
     nnodes: int = option(
         1,
         "The number of nodes. Nodes that come and go are torchrun's.",
-        DECORATOR,
         least=1,
         most=2**20,
         rule="a job has at least 1 node",
@@ -38,19 +37,16 @@ class Options:
     node_rank: int | None = option(
         None,
         "The number of this node, counted from 0.",
-        DECORATOR,
         shown="none: wanted with `--nnodes`",
     )
     master_addr: str | None = option(
         None,
         "The name or address of node 0, the same on every node.",
-        DECORATOR,
         takes="HOST",
     )
     master_port: int | None = option(
         None,
         "A free port on node 0, the same on every node.",
-        DECORATOR,
         shown="29500",
     )
     module: bool = option(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 
 from autoddp.errors import BadInput
-from autoddp.tools.told import check_folder
+from autoddp.tools.options import check_folder
 
 
 def check(path: str) -> None:
@@ -15,28 +16,24 @@ def check(path: str) -> None:
     Raises:
         BadInput: There is no matplotlib, no such folder, or no such kind of picture.
     """
+    check_folder("--plot", path)
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        Figure().savefig(io.BytesIO(), format=os.path.splitext(path)[1][1:])
     except ImportError:
         raise BadInput(
             f"--plot is {path}, but matplotlib is missing; pip install 'autoddp[plot]'"
         ) from None
-    check_folder("--plot", path)
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if os.path.splitext(path)[1][1:].lower() not in kinds:
-        raise BadInput(
-            f"--plot is {path}, whose ending names no kind of picture; give one of "
-            f"{', '.join(sorted(kinds))}, as in speed.png"
-        )
+    except ValueError as error:
+        raise BadInput(f"--plot is {path}: {error}") from None
 
 
 def speed_up(path: str, rows: Sequence[tuple[str, int, float]]) -> None:
     """Draw speed-up against ideal, of rows with their name, their devices and their speed-up."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(8, 6), layout="constrained")
-    FigureCanvasAgg(made)  # without a window
     axes = made.subplots()
     most = max(devices for _, devices, _ in rows)
     axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")

@@ -1,4 +1,4 @@
-"""Runs of one script, each in a copy of the current folder, and what they leave."""
+"""Runs of one script, each in a copy of the current folder, and what they leave there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from types import FrameType
 from typing import NoReturn
 
 from autoddp import launch
-from autoddp.comm.world import ADDED
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.boot import BOOT
@@ -30,22 +29,21 @@ from autoddp.tools.record.script import Change, RecordedScript, check_own
 
 RECORDED = "autoddp.tools.record.script"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 40  # seconds that a run has to end in once it is terminated
 TAIL = 30  # lines of an error that are shown
 REAL = "each run has a copy of this folder; what the script writes elsewhere, it writes for real"
 
 
 @dataclass
 class Runner:
-    """Runs of one script, one after the other, all in the same place.
+    """A runner of one script, one run after the other, all in the same place.
 
-    So the paths that it prints are the same in all runs.
+    So the paths that the script sees are the same in all runs.
     """
 
     script: Script
-    numbers: bool  # whether what is computed is recorded, and not the time that it takes
+    numbers: bool  # record the numbers that are computed, not the time that this takes
     quiet: bool
-    root: Path  # of all that the runs write
+    root: Path  # the folder of all that the runs write
 
     @classmethod
     @contextmanager
@@ -74,7 +72,7 @@ class Runner:
         """Run the script once, in a copy of the current folder.
 
         Args:
-            name: What the run is called.
+            name: The name of the run, in a line of progress.
             options: The options of `autoddp run`.
             steps: The number of optimizer steps after which it ends.
             changes: See `RecordedScript`.
@@ -84,14 +82,15 @@ class Runner:
         records, temporary, top = results / "records", self.root / "tmp", self.root / "run"
         records.mkdir()
         temporary.mkdir()
-        copy = copy_in_place(Path(os.path.realpath(os.getcwd())), top)
-        options, script = replace(options, quiet=True), self.script
-        given = self._name(copy), script.args, script.module
-        task = RecordedScript(*given, options, str(records), self.numbers, steps, changes)
-        (results / "task").write_bytes(pickle.dumps(task))
-        found = dict(os.environ) | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
-        if found.get("PYTHONHASHSEED", "random") in ("", "random"):
-            found["PYTHONHASHSEED"] = "0"  # one order of sets in all runs
+        here, path = Path(os.path.realpath(os.getcwd())), Path(self.script.name)
+        copy, options = copy_in_place(here, top), replace(options, quiet=True)
+        task = vars(self.script) | {"options": options, "records": str(records), "steps": steps}
+        task |= {"numbers": self.numbers, "changes": changes}
+        if not self.script.module and path.is_absolute() and path.is_relative_to(here):
+            task["name"] = str(copy / path.relative_to(here))
+        (results / "task").write_bytes(pickle.dumps(RecordedScript(**task)))
+        found = {"PYTHONHASHSEED": "0"} | os.environ  # one order of sets in all runs
+        found |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
         code = self._start(results, copy, found | dict(environ or {}))
         seconds = time.monotonic() - started
@@ -100,7 +99,8 @@ class Runner:
             shutil.rmtree(folder, ignore_errors=True)
         self.say(f"{name}: {seconds:.1f} s")
         # read as bytes: in a text file a carriage return would end a line
-        out, err = ((results / of).read_bytes().decode(errors="replace") for of in ("out", "err"))
+        texts = [(results / of).read_bytes().decode(errors="replace") for of in ("out", "err")]
+        out, err = (text.replace(str(top), "") for text in texts)  # the path of what was copied
         known = {"out": out, "err": err, "folder": results / "folder"}
         ran = read(records, name, code=code, seconds=seconds, **known)
         if not self.numbers:
@@ -112,30 +112,17 @@ class Runner:
         if not self.quiet:
             print(f"{PREFIX} {text}", file=sys.stderr, flush=True)
 
-    def _name(self, copy: Path) -> str:
-        """Return the script's name in the copy: an absolute path into the folder is changed."""
-        path, here = Path(self.script.name), Path(os.path.realpath(os.getcwd()))
-        inside = not self.script.module and path.is_absolute() and path.is_relative_to(here)
-        return str(copy / path.relative_to(here)) if inside else self.script.name
-
     def _start(self, results: Path, copy: Path, environ: Mapping[str, str]) -> int:
-        """Start the run, wait for its end, and return its exit code, negative for a signal."""
+        """Start the run, wait for its end, and return its exit code, negative for a signal.
+
+        Whatever ends this command kills the launcher, with which the kernel ends the ranks.
+        """
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [sys.executable, *flags, BOOT, RECORDED, str(results / "task")]
         with open(results / "out", "wb") as out, open(results / "err", "wb") as err:
-            process = subprocess.Popen(
+            return subprocess.call(
                 command, cwd=copy, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
-        try:
-            return process.wait()
-        finally:
-            if process.poll() is None:  # this command was stopped
-                process.terminate()
-                try:
-                    process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
 
 
 def check(script: Script, options: Options, command: str) -> None:
@@ -146,15 +133,15 @@ def check(script: Script, options: Options, command: str) -> None:
     """
     script.find()
     launch.check_disabled(options)
+    launch.check_ranks(options.nproc)
     if os.path.realpath(os.getcwd()) == "/":
         raise BadInput(
             f"autoddp {command} runs in copies of the current folder, which is /; change into the "
             "folder of the script"
         )
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
-        names = ", ".join(name for name in ADDED if name in os.environ)
         raise BadInput(
-            f"{names} are set: autoddp {command} starts ranks by itself; run it without a launcher"
+            f"RANK or WORLD_SIZE is set, by a launcher; autoddp {command} starts ranks by itself"
         )
     check_own(script, options)
 

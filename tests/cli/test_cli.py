@@ -83,7 +83,6 @@ BAD = {
     "no such script": ("run none.py", "no script at none.py (in "),
     "python": ("run python s.py", "; leave python out: what follows it is the script"),
     "a directory": ("run .", ". is a directory; give the script in it, or -m for a package"),
-    "no such module": ("run -m none", "no module named none; check its name"),
     "a module's file": ("run -m s.py", "no module named s.py; check its name (without .py)"),
     "a package": ("run -m pkg", "no module named pkg.__main__; check its name"),
     "no value": ("run --nproc", "requires an argument; see autoddp run --help"),
@@ -99,6 +98,7 @@ BAD = {
         "--report is pkg, which is a folder; give a file in it",
     ),
     "no ranks": ("run -n 0 s.py", "--nproc is 0; a job has at least 1 rank on each node"),
+    "too many ranks": ("run -n 4000 s.py", "--nproc is 4000, but this machine has "),
     "many": ("run --nproc many s.py", "--nproc is 'many'; it takes a whole number"),
     "node": (
         "run --node-rank 5 --nnodes 2 s.py",
@@ -108,22 +108,15 @@ BAD = {
         "run --nnodes 2 s.py",
         "--nnodes is 2 without --master-addr; give the address of node 0, the same on every node",
     ),
-    "node rank, no master": ("run --nnodes 2 --node-rank 1 s.py", "without --master-addr"),
-    "unknown master": (
-        "run --nnodes 2 --node-rank 1 --master-addr no.such.host.invalid s.py",
-        "--master-addr is no.such.host.invalid, which this machine cannot resolve",
-    ),
     "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; a port is from 1 to"),
     "backend": (
         "run --backend mpi s.py",
         "--backend is 'mpi'; it takes auto, nccl, gloo, ",
     ),
-    "view": ("run --view all s.py", "--view is 'all'; it takes global, local"),
     "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
     "option": ("run --bogus s.py", "No such option: --bogus"),
     "command": ("walk s.py", "No such command 'walk'; see autoddp --help"),
     "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be made"),
-    "report": ("run --report s.py/r.json s.py", "--report is s.py/r.json, which cannot be made"),
 }
 
 

@@ -8,8 +8,6 @@ import typer
 from autoddp import cli, launch
 from autoddp.cli import hash_seed
 from autoddp.cli.help import PANELS
-from autoddp.decorator import choose
-from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
 from autoddp.process.script import Script
 from tests.support.cli import run_cli
@@ -54,7 +52,6 @@ def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
 
 WRONG = {
     "NPROC": ("many", "--nproc is 'many'; it takes a whole number"),
-    "VIEW": ("all", "--view is 'all'; it takes global, local"),
     "QUIET": ("perhaps", "--quiet is 'perhaps'; it takes 1 or 0"),
     "REPORT": ("/dev/null/r.json", "--report is /dev/null/r.json, which cannot be made"),
 }
@@ -79,15 +76,6 @@ def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
     assert line.endswith("is set, but there is no such option; is AUTODDP_HANG_TIMEOUT meant?")
 
 
-def test_the_decorator_reads_variables_too(setenv):
-    setenv("AUTODDP_HANG_TIMEOUT", "60")
-    setenv("AUTODDP_NPROC", "3")
-    assert choose({"hang_timeout": 5, "nproc": 2}) == Options(nproc=3, hang_timeout=60)
-    setenv("AUTODDP_VIEW", "all")
-    with pytest.raises(BadInput, match=r"^--view is 'all'; it takes"):
-        choose({})
-
-
 def test_nodes_that_a_variable_gives_have_one_seed_of_hashes(monkeypatch):
     started = []
     monkeypatch.setattr("os.execve", lambda *given: started.append(given))
@@ -105,20 +93,20 @@ def test_an_option_behind_the_script_is_hinted_at_where_its_parser_refuses_it(tm
     done = run_cli("run", "s.py", "--nproc", 4, cwd=tmp_path)
     assert done.rc == 2
     assert done.ours[-1] == (
-        "[autoddp] --nproc stands behind s.py, so it went to the script; what is autoddp's "
-        "stands before it: autoddp run --nproc 4 s.py"
+        "[autoddp] --nproc comes after s.py, so it was passed to the script; options of autoddp "
+        "come before it: autoddp run --nproc 4 s.py"
     )
     done = run_cli("run", "s.py", "--learning", 4, cwd=tmp_path)
-    assert (done.rc, "behind" in done.err) == (2, False)
+    assert (done.rc, "comes after" in done.err) == (2, False)
 
 
 def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_path):
     (tmp_path / "s.py").write_text("print('trained')")
     done = run_cli("run", "s.py", "-n", 2, "--nproc=2", cwd=tmp_path)
     assert (done.rc, done.out) == (0, "trained\n")
-    assert done.ours[-1].endswith(" stands before it: autoddp run --nproc=2 s.py")
+    assert done.ours[-1].endswith(" come before it: autoddp run --nproc=2 s.py")
     done = run_cli("run", "--nproc", 1, "s.py", "--nproc", 4, "--hang-timeout", 9, cwd=tmp_path)
-    assert (done.rc, "behind" in done.err) == (0, False)
+    assert (done.rc, "comes after" in done.err) == (0, False)
 
 
 def test_a_command_that_is_left_out_is_hinted_at(capfd):

@@ -111,7 +111,7 @@ def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
     two = execute(tmp_path / "two", *cells)
     *errors, begun = [cell.error for cell in two]
     assert errors == [""] * 4, two
-    assert begun.startswith("AutoDDPError: a batch that is held by rows is read after the job")
+    assert begun.startswith("AutoDDPError: a sharded batch is read after the job")
     assert [cell.out for cell in two[:4]] == [cell.out for cell in one[:4]]
     assert [cell.shown for cell in two] == [cell.shown for cell in one]
     assert [len(cell.ours) > 0 for cell in two] == [False, True, True, False, False]
@@ -147,7 +147,6 @@ def test_errors_in_a_cell_are_the_notebooks(tmp_path):
         f"{head}!echo once",
         "%%autoddp --ranks 2\n1",
         "%%autoddp --nproc two\n1",
-        "%autoddp --nproc 2",
         f"{head}value = (",
         f"{head}value = autoddp.world_size()\nvalue;",
         "value",
@@ -164,13 +163,9 @@ def test_errors_in_a_cell_are_the_notebooks(tmp_path):
     assert errors[2].startswith("BadInput: In [4], line 2: a program that is started by !")
     assert errors[3].startswith("BadInput: %%autoddp --ranks 2: '--ranks' is no option;")
     assert errors[4] == "BadInput: --nproc is 'two'; it takes a whole number"
-    assert errors[5] == (
-        "BadInput: %autoddp --nproc 2: ranks do not live on between cells; put %%autoddp --nproc 2 "
-        "on top of each cell that is to run on ranks"
-    )
-    assert errors[6].startswith("SyntaxError: '(' was never closed")
-    assert errors[7:] == ["", ""]
-    assert (done[8].shown, done[9].shown) == ([], ["2"])
+    assert errors[5].startswith("SyntaxError: '(' was never closed")
+    assert errors[6:] == ["", ""]
+    assert (done[7].shown, done[8].shown) == ([], ["2"])
 
 
 @pytest.mark.slow

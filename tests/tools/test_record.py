@@ -71,19 +71,11 @@ def test_a_recording_tells_what_ran_and_how(three):
     assert [each.about["ranks"] for each in found] == [1, 2, 2]
     assert [each.about["arguments"] for each in found] == [[], [], ["argument"]]
     for each in found:
-        assert (each.about["script"], each.about["view"]) == ("train.py", "global")
-        assert each.code == 0
-        assert each.seconds > 0
-
-
-def test_every_rank_writes_a_line_a_step(three):
-    for name, ranks in (("one", 1), ("two", 2), ("torchrun", 2)):
-        found = read_whole(str(three / name))
-        assert list(found.steps) == list(range(ranks))
-        for steps in found.steps.values():
+        assert (each.about["script"], each.about["view"], each.code) == ("train.py", "global", 0)
+        assert list(each.steps) == list(range(each.about["ranks"]))
+        for steps in each.steps.values():
             assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
-            assert all(step["rows"] == 8 for step in steps)
-            assert all(step["seconds"] > 0 for step in steps)
+            assert all(step["rows"] == 8 and step["seconds"] > 0 for step in steps)
 
 
 def test_a_recording_that_is_there_is_left_as_it_is(three):
@@ -100,19 +92,6 @@ def test_a_recording_that_is_there_is_left_as_it_is(three):
     assert done.rc
     assert "--record is two, which holds a recording already" in done.err
     assert {path.name: path.read_bytes() for path in (three / "two").iterdir()} == before
-
-
-def test_one_process_is_plain_python_but_for_the_recorder(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import builtins, os, torch, torch.utils.data as data\n"
-        "from autoddp.patching import Installation\n"
-        "print(open is builtins.open, type(os.open), type(torch.save), 'RANK' in os.environ)\n"
-    )
-    done = fork_cli("run", "-n", "1", "--record", "one", script, cwd=tmp_path)
-    plain = run_python(script, cwd=tmp_path)
-    assert (done.rc, done.out, plain.rc) == (0, plain.out, 0), done.err
-    assert read_whole(str(tmp_path / "one")).steps == {0: []}
 
 
 def test_how_a_script_ends_is_recorded(tmp_path):
@@ -167,16 +146,15 @@ def test_recordings_are_summarised(three):
     for row in rows:
         assert (row["steps"], row["samples"], row["batch"]) == (5, 40, 8)
         assert sum(row["shares"].values()) == pytest.approx(1)
-        assert len(row["rounds"][0]["memory"]) == row["ranks"]
     assert rows[0]["speed-up"] == 1
     assert "how fast" in done.out
     done = fork_cli("bench", "--recordings", "two", "one", cwd=three)
-    assert "speed-up is against two, which is not of one process" in done.out
+    assert "speed-up is relative to two, which is not of one process" in done.out
 
 
 WRONG = {
     ("bench", "--recordings"): "no recordings given; say which: autoddp bench [OPTIONS] --record",
-    ("bench", "--recordings", "one", "none"): "none holds no recording",
+    ("bench", "--recordings", "one", "none"): "none is no whole recording",
     ("bench", "-n", "3", "--recordings", "one"): "--nproc is given with --recordings, where",
 }
 

@@ -15,7 +15,6 @@ import tempfile
 import textwrap
 import threading
 import time
-import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,23 +75,13 @@ WRITES = """
     os.makedirs("new/folder"); shutil.rmtree("old")
     print(open("data.txt").read(), open("../beside/x.txt").read(), os.getcwd(), time.time())
 """
-AUGMENTED = """
-    class Noisy(torch.utils.data.Dataset):
-        def __len__(self): return 40
-        def __getitem__(self, i): return x[i] + 0.1 * torch.randn(6), x[i, :3].argmax()
-"""
 WAITS = """
     import autoddp
     if autoddp.world_size() == 2:
         print("after", end="", file=open(sys.argv[1], "w"), flush=True)
         time.sleep(60)
 """
-# A bug in a rule of ours: a sum along the batch is computed as a function of each element is.
-WRONG_RULE = """
-    from autoddp.view import table
-    table._RULES[torch.cumsum] = table._RULES[table.POINTWISE]
-"""
-
+# It mixes rows, and so may not be computed on the rows of a rank.
 WRONG_MARK = """
     import autoddp
     @autoddp.rowwise
@@ -155,12 +144,13 @@ BARS = """
     for epoch in trange(2, desc="epochs"):
         bar = tqdm(DataLoader(TensorDataset(x), batch_size=8), leave=False, file=sys.stdout)
         for number, (a,) in enumerate(bar):
-            loss = (net(a) - a.sum(1, keepdim=True)).square().mean() {wrong}
+            loss = (net(a) - a.sum(1, keepdim=True)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             bar.set_postfix(loss=loss.item())
             print(f"\\r{{number}} of 3, {{time.time() - began:.1f}} s", end="", file=sys.stderr)
+    loss = loss {wrong}  # which is printed and written alone
     for a in tqdm([1, 2], desc=f"loss {{loss.item():.5f}}"):
         time.sleep(0.01 + (autoddp.world_size() > 1))  # another text: 00:02 in place of 00:00
     print(f"took {{time.time() - began:.0f}} s, loss {{loss.item():.5f}}")
@@ -205,6 +195,14 @@ class Seen:
     out: str = ""
     err: str = ""
 
+    @property
+    def counts(self) -> dict:
+        return self.data["findings"]["compared"]
+
+    @property
+    def differences(self) -> list:
+        return self.data["findings"]["differences"]
+
 
 def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
     """What `autoddp verify` finds of a script, from its folder."""
@@ -241,8 +239,8 @@ def right(tmp_path_factory):
 def test_a_right_script_is_equal(right):
     seen, top = right
     assert seen.data["verdict"] == "equal"
-    assert seen.data["cause"] is None
-    counts = seen.data["compared"]
+    assert not seen.data["cause"]
+    counts = seen.counts
     assert counts["steps"]["compared"] == counts["loss"]["compared"] == 2 * 5
     assert counts["parameter"]["compared"] == counts["gradient"]["compared"] == 2 * 20
     assert counts["generator"]["compared"] == 2 * 15
@@ -258,12 +256,11 @@ def test_in_float64_no_rounding_is_left(right):
     assert counts["loss"]["compared"] == 2 * 5
     assert counts["file"]["worst"] < 1e-12
     assert 0 < counts["gradient"]["worst"] < 1e-12
-    assert any(note.startswith("float64: ") for note in right[0].data["notes"])
 
 
 def test_what_it_shows(right):
     seen, _ = right
-    assert seen.out.startswith("[autoddp] equal: in float64 no number is off by more than")
+    assert seen.out.startswith("[autoddp] equal: 2 ranks give the numbers of one process; the")
     assert "losses" in seen.out
     first, *runs = seen.err.splitlines()
     assert first == (
@@ -282,11 +279,11 @@ def test_bars_and_clocks_are_no_difference_and_hide_none(wrong, tmp_path):
     seen = verified(script)
     assert seen.code == bool(wrong), seen.data
     assert "one process again" in seen.data["seconds"]
-    places = {(found["aspect"], found["place"]) for found in seen.data["differences"]}
+    places = {(found["aspect"], found["place"]) for found in seen.differences}
     if wrong:
-        assert seen.data["first"][0]["aspect"] == "loss"
         assert ("file", "end.pt['loss']") in places
-        assert {place for aspect, place in places if aspect == "print"}, "the last bar's loss"
+        assert len([place for aspect, place in places if aspect == "print"]) == 2, "the last lines"
+        assert seen.data["float64"]["differences"]
 
 
 CANCELS = """
@@ -303,60 +300,40 @@ def test_float32_that_differs_is_compared_in_float64_by_itself(tmp_path):
     torch.save(torch.randn(40, 6), tmp_path / "here" / "x.pt")
     seen = verified(script)
     assert "2 ranks in float64" in seen.data["seconds"]
-    assert seen.data["differences"]
+    assert seen.differences
     assert seen.code == 0, seen.data
-    assert "what differs in float32 is rounding" in seen.data["why"]
+    assert "in float64" in seen.data["why"]
 
 
-def test_a_draw_of_each_rank_is_named(tmp_path):
-    script = written(tmp_path / "here" / "noisy.py", after="pass", data="Noisy()", before=AUGMENTED)
-    seen = verified(script, loading="rows", wanted={"steps": 2})
-    assert seen.code == 1
-    assert seen.data["cause"]["name"] == "an option"
-    assert seen.data["cause"]["what"].startswith("--loading rows, which may give up")
-    assert seen.data["first"][0]["step"] == 1
-
-
-def test_a_rule_that_is_wrong_is_told_from_rounding(tmp_path):
+def test_rows_that_are_mixed_are_told_from_rounding(tmp_path):
+    """The first divergence has its step, its line and its parameters."""
     script = written(
-        tmp_path / "here" / "sums.py",
-        before=WRONG_RULE,
+        tmp_path / "here" / "marked.py",
+        before=WRONG_MARK,
+        net="nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 3))",
         optimizer="torch.optim.SGD(net.parameters(), lr=0.3)",
         inside="print('at', time.time_ns())",
     )
-    script.write_text(script.read_text().replace("net(a)", "net(torch.cumsum(a, 0))"))
     seen = verified(script)
     assert seen.code == 1
-    assert seen.data["first"][0] | {"step": 1, "aspect": "loss"} == seen.data["first"][0]
-    assert "sums.py:" in seen.data["first"][0]["line"]
-    assert seen.data["cause"]["name"] == "unknown"
-    differ = {
-        (d["step"], d["aspect"], d["place"].partition(",")[0]) for d in seen.data["differences"]
-    }
+    assert seen.differences[0] | {"step": 1, "aspect": "loss"} == seen.differences[0]
+    assert "marked.py:" in seen.differences[0]["line"]
+    assert "marks with autoddp.rowwise" in seen.data["cause"]
+    differ = {(d["step"], d["aspect"], d["place"].partition(",")[0]) for d in seen.differences}
     assert (1, "gradient", "Sequential.0.weight") in differ
     assert (1, "parameter", "Sequential.0.weight") in differ
-    assert not any("'at " in d["want"] for d in seen.data["differences"]), "the clock's reading"
-    assert {d["rank"] for d in seen.data["differences"]} == {0, 1}
+    assert not any("'at " in d["want"] for d in seen.differences), "the clock's reading"
+    assert {d["rank"] for d in seen.differences} == {0, 1}
     assert seen.data["float64"]["differences"]
-
-
-def test_what_is_marked_rowwise_and_mixes_rows_is_found(tmp_path):
-    net = "nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 3))"
-    script = written(tmp_path / "here" / "marked.py", before=WRONG_MARK, net=net)
-    seen = verified(script, wanted={"steps": 2})
-    assert seen.code == 1
-    assert seen.data["first"][0] | {"step": 1, "aspect": "loss"} == seen.data["first"][0]
-    assert seen.data["cause"]["name"] == "rowwise"
 
 
 def test_a_decision_of_one_rank_of_three_is_found(tmp_path):
     script = written(tmp_path / "here" / "decides.py", inside=DECIDES)
     seen = verified(script, wanted={"steps": 4}, nproc=3)
     assert seen.code == 1
-    assert seen.data["compared"]["steps"]["compared"] == 3 * 4
-    assert seen.data["cause"]["name"] == "a decision of each rank"
-    assert "step 3, decides.py:" in seen.data["cause"]["what"]
-    assert "learning rate of group 0 on rank 2: 0.02 instead" in seen.data["cause"]["what"]
+    assert seen.counts["steps"]["compared"] == 3 * 4
+    assert "do not agree with each other, first at step 3, decides.py:" in seen.data["cause"]
+    assert "learning rate of group 0 on rank 2: 0.02 instead" in seen.data["cause"]
 
 
 def test_a_seed_that_is_another_each_time_is_found(tmp_path):
@@ -365,7 +342,7 @@ def test_a_seed_that_is_another_each_time_is_found(tmp_path):
     )
     seen = verified(script, wanted={"steps": 1})
     assert seen.code == 1
-    assert seen.data["cause"]["name"] == "not repeatable"
+    assert "two runs of one process differ, too" in seen.data["cause"]
 
 
 def test_a_script_that_fails_could_not_run(tmp_path):
@@ -379,19 +356,9 @@ def test_ranks_that_fail_differ(tmp_path):
     fails = "import autoddp; assert autoddp.world_size() == 1, 'no ranks please'"
     seen = verified(written(tmp_path / "here" / "fails.py", inside=fails))
     assert seen.code == 1
-    assert seen.data["cause"]["name"] == "an error"
+    assert "the ranks end with exit code 1" in seen.data["cause"]
     assert seen.data["error"][-1] == "AssertionError: no ranks please"
     assert any("fails.py" in line for line in seen.data["error"])
-
-
-def test_ranks_that_hang_differ(tmp_path):
-    inside = "import autoddp, threading\nif autoddp.rank() and step == 1: threading.Event().wait()"
-    seen = verified(written(tmp_path / "here" / "hangs.py", inside=inside), hang_timeout=2)
-    assert seen.code == 1
-    assert seen.data["cause"]["name"] == "an error"
-    said = "\n".join(seen.data["error"])
-    assert "[autoddp] the job hangs: for 2 s no rank has got anywhere (missing: rank 1)" in said
-    assert "is at hangs.py:" in said
 
 
 def test_several_optimizers_closures_and_steps_that_are_skipped(tmp_path):
@@ -400,8 +367,8 @@ def test_several_optimizers_closures_and_steps_that_are_skipped(tmp_path):
     script.write_text(textwrap.dedent(MANY))
     seen = verified(script)
     assert seen.code == 0, seen.data
-    assert seen.data["compared"]["steps"]["compared"] == 2 * 5  # two of SGD, three of LBFGS
-    assert seen.data["compared"]["loss"]["compared"] > 2 * 6
+    assert seen.counts["steps"]["compared"] == 2 * 5  # two of SGD, three of LBFGS
+    assert seen.counts["loss"]["compared"] > 2 * 6
 
 
 def test_a_script_without_an_optimizer(tmp_path):
@@ -410,8 +377,8 @@ def test_a_script_without_an_optimizer(tmp_path):
     script.write_text(textwrap.dedent(BY_HAND))
     seen = verified(script)
     assert seen.code == 0, seen.data
-    assert seen.data["compared"]["loss"]["compared"] == 2 * 2
-    assert seen.data["compared"]["print"]["compared"] == 2
+    assert seen.counts["loss"]["compared"] == 2 * 2
+    assert seen.counts["print"]["compared"] == 2
     assert any("no optimizer step was seen" in note for note in seen.data["notes"])
 
 
@@ -420,8 +387,8 @@ def test_a_module_is_compared(tmp_path):
     script = written(tmp_path / "here" / "pkg" / "train.py", before="open('new', 'w').close()")
     seen = verified(script, wanted={"steps": 1}, module=True)
     assert seen.code == 0, seen.data
-    assert seen.data["compared"]["steps"]["compared"] == 2
-    assert seen.data["compared"]["file"]["compared"] == 1
+    assert seen.counts["steps"]["compared"] == 2
+    assert seen.counts["file"]["compared"] == 1
     assert os.listdir(tmp_path / "here") == ["pkg"]
 
 
@@ -453,6 +420,8 @@ def test_numbers_in_lines():
     assert line_off("right 7 of 9", "right 8 of 9", 0.5) > 0.5
     assert line_off("loss nan", "loss 1.0", 1e-9) == OTHER
     assert line_off("loss nan", "loss nan", 1e-9) == 0
+    # numpy pads the numbers of an array to one width
+    assert line_off("[-0.5   1.25  ]", "[-0.5 1.250001]", 1e-5) <= 1e-5
 
 
 def test_what_one_process_does_not_repeat_is_not_compared():
@@ -460,11 +429,15 @@ def test_what_one_process_does_not_repeat_is_not_compared():
         f"100%|##| 8/8 [{rate}, loss=0.5]"
         for rate in ("00:00<00:00, 25.16it/s", "08:20<00:00, 9s/it", "00:03<00:00, 1.10s/it")
     )
-    assert line_off(want, ranks, 1e-9, again=again) == 0
-    assert line_off(want, ranks.replace("0.5", "0.6"), 1e-9, again=again) > 0.1
-    assert line_off(want, ranks.replace("8/8", "7/8"), 1e-9, again=again) > 0.1
+    known = want, again
+    assert line_off(want, ranks, 1e-9, known=known) == 0
+    assert line_off(want, ranks.replace("0.5", "0.6"), 1e-9, known=known) > 0.1
+    assert line_off(want, ranks.replace("8/8", "7/8"), 1e-9, known=known) > 0.1
+    # in float64 one process has another loss, which is compared, too
+    wide = [line.replace("0.5", loss) for line, loss in ((want, "0.4"), (ranks, "0.7"))]
+    assert line_off(*wide, 1e-9, known=known) > 0.1
     of, on = "pid 17 of host", "pid 19 on host"
-    assert line_off(of, on, 1e-9, again="pid 18 of host") == OTHER
+    assert line_off(of, on, 1e-9, known=(of, "pid 18 of host")) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -525,9 +498,7 @@ def test_a_number_that_is_too_large_or_missing_hides_no_other():
     ("found", "repeated"),
     [
         (Difference("generator", "torch", "one state", "another", OTHER, 1, "train.py:3"), False),
-        (Difference("loss", "", "0.5", "0.7", 0.3, 1, "train.py:9"), False),
         (Difference("loss", "", "0.5", "0.7", 0.3, 500, "train.py:9"), True),  # chaos
-        (Difference("print", "stdout line 1", "0.5", "0.7", 0.3), True),  # a clock
     ],
     ids=lambda value: f"{value.aspect}-{value.size}" if isinstance(value, Difference) else "",
 )
@@ -535,8 +506,8 @@ def test_one_process_that_differs_from_itself_from_the_start_does_not_repeat(fou
     control = Findings()
     control.take(found, 0)
     cause = unrepeated(control)
-    assert (cause is None) == repeated
-    assert cause is None or "seed all generators" in cause.mend
+    assert (not cause) == repeated
+    assert not cause or "seed all generators" in cause
 
 
 def test_ctrl_c_on_a_terminal_ends_all(tmp_path):
@@ -594,24 +565,10 @@ def test_a_checkpoint_of_unknown_classes_is_loaded(tmp_path):
 
 
 def folders_of(top: Path, names: tuple[str, ...] = ("one", "two")) -> tuple[Path, ...]:
-    """Empty folders, of runs that wrote nothing yet."""
+    """Make empty folders, of runs that wrote nothing yet."""
     for name in names:
         (top / name).mkdir()
     return tuple(top / name for name in names)
-
-
-def test_a_folder_where_there_was_a_file_is_compared(tmp_path, monkeypatch):
-    folders = folders_of(tmp_path)
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "it").touch()
-    for folder in folders:
-        (folder / "it").mkdir()
-        (folder / "it" / "log.txt").write_text("a line")
-    monkeypatch.chdir(tmp_path / "here")
-    findings = Findings()
-    compare_files(findings, folders, 1e-9)
-    assert findings.equal
-    assert findings.counts["file"].compared == 1
 
 
 def test_files_whose_names_one_process_does_not_repeat_are_all_compared(tmp_path):
@@ -638,20 +595,13 @@ class Unloadable:
         return operator.getitem, ({}, "no key")
 
 
-@pytest.mark.parametrize("name", ["arrays", "checkpoint"])
-def test_files_that_cannot_be_loaded_differ_by_their_bytes(name, tmp_path):
+def test_files_that_cannot_be_loaded_differ_by_their_bytes(tmp_path):
     folders = folders_of(tmp_path)
     for number, folder in enumerate(folders):
-        path = folder / "it"
-        if name == "checkpoint":
-            torch.save({"it": Unloadable(), "number": number}, path)
-            continue
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a.npy", f"number {number}")
-        path.write_bytes(path.read_bytes().replace(b"number", b"nummer"))  # another checksum
+        torch.save({"it": Unloadable(), "number": number}, folder / "it")
     findings = Findings()
     compare_files(findings, folders, 1e-9)
     assert [(d.aspect, d.place, d.got) for d in findings.differences] == [
         ("file", "it", "other bytes")
     ]
-    assert findings.counts["file"].compared == 1
+    assert findings.compared["file"].compared == 1

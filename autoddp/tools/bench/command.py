@@ -1,4 +1,4 @@
-"""Run a script in all the ways that there are: how fast each is, and where the time goes."""
+"""Run a script in several ways: how fast each is, and where the time goes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ from autoddp.process import devices
 from autoddp.process.script import Script
 from autoddp.report import PREFIX
 from autoddp.tools import plots, runs
-from autoddp.tools.bench.rows import COMPUTING, LEAST, LOCAL, Row, Way, figures, ways
-from autoddp.tools.record.recording import GATHERING, GRADIENTS, LOADING, Recording, read_whole
+from autoddp.tools.bench.rows import COMPUTING, LOCAL, Row, rows_of
+from autoddp.tools.options import ToolOptions, aligned
+from autoddp.tools.record.recording import (
+    GATHERING,
+    GRADIENTS,
+    LEAST,
+    LOADING,
+    Recording,
+    read_whole,
+)
 from autoddp.tools.runs import Runner, tail
-from autoddp.tools.told import ToolOptions, aligned
 
 NOT_RUN = 2  # the exit code
-NO_LOADER = "the local view is left out: no DataLoader makes this script's batches, to be shared"
+NO_LOADER = "the local view is left out: it divides the batches of a DataLoader, and there is none"
+WANTED = f"it takes {LEAST} or more steps of torch.optim's optimizers, and no error"
 SPEED = ["how fast", "ranks", "batch", "seconds", "samples/s", "±", "step ms", "speed-up"]
 PARTS = [LOADING, COMPUTING, GATHERING, GRADIENTS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(ToolOptions):
-    """The options of `autoddp bench` that `autoddp run` has not."""
+    """The options of `autoddp bench` that `autoddp run` does not have."""
 
     nproc: tuple[int, ...] = ()
     rounds: int = 3
@@ -49,89 +57,55 @@ def run(script: Script, options: Options, wanted: BenchOptions) -> int:
     Raises:
         BadInput: The options do not allow it, and nothing was started; or there is no room.
     """
-    runs.check(script, options, "bench")
-    there = devices.there(os.environ)
-    found, notes = ways(options, counts(wanted.nproc, len(there.names)), there)
-    plain, *others = rows = [Row(way) for way in found]
+    runs.check(script, replace(options, nproc=max(wanted.nproc, default=None)), "bench")
+    plain, *others = rows_of(options, wanted.nproc, devices.there(os.environ))
+    notes = []
     with Runner.of(script, False, options.quiet) as runner:
         for number in range(1, wanted.rounds + 1):
             name = f"round {number} of {wanted.rounds}"
             ran = measure(runner, plain, name, wanted.steps)
             if plain.failed:
-                error = [f"{PREFIX} {script.name} {why(ran)}", *plain.failed]
-                print(*error, sep="\n", file=sys.stderr)
+                why = f"{script.name} cannot be measured on one process ({WANTED}):"
+                print(f"{PREFIX} {why}", *plain.failed, sep="\n", file=sys.stderr)
                 return NOT_RUN
-            if not any(step["loading"] for step in ran.steps[0]):
-                others = [row for row in others if row.way.label != LOCAL]
-                rows, notes = [plain, *others], [*dict.fromkeys([*notes, NO_LOADER])]
+            if not any(step[LOADING] for step in ran.steps[0]):
+                others, notes = [row for row in others if row.label != LOCAL], [NO_LOADER]
             for row in (row for row in others if not row.failed):
                 measure(runner, row, name, wanted.steps)
-    return finish(script.name, rows, notes, wanted, options.quiet)
+    return finish(script.name, [plain, *others], notes, wanted, options.quiet)
 
 
 def measure(runner: Runner, row: Row, name: str, steps: int | None) -> Recording:
-    """Run a row once, and keep its figures, or how it failed."""
-    way = row.way
+    """Run a row once, and keep its figures, or the error."""
     ran = runner.run(
-        f"{name}: {way.title}", way.options, steps=steps, changes=way.changes, environ=way.environ
+        f"{name}: {row.title}", row.options, steps=steps, changes=row.changes, environ=row.environ
     )
     made = len(ran.steps.get(0, []))
     if ran.raised or made < LEAST or (ran.code and not ran.ends.get(0)):
-        row.failed = tail(ran.err) or [f"exit code {ran.code} after {made} steps"]
+        row.failed = [f"exit code {ran.code} after {made} steps", *tail(ran.err)]
     else:
-        row.rounds.append(figures(ran, way))
+        row.add(ran)
     return ran
 
 
-def why(ran: Recording) -> str:
-    """Say why nothing can be measured of one process."""
-    if ran.code:
-        return f"ends with exit code {ran.code} on one process"
-    return (
-        f"makes fewer than {LEAST} optimizer steps on one process: there is nothing to measure "
-        "(bench looks at steps of torch.optim's optimizers, from the second on)"
-    )
-
-
-def counts(given: Sequence[int], gpus: int) -> list[int]:
-    """Return the numbers of ranks, each once; without any, 2, 4, ... as far as GPUs go."""
-    return sorted(set(given)) or [2**k for k in range(1, max(2, gpus).bit_length())]
-
-
 def summarise(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
-    """Tell how fast the recorded runs were; the first is the measure of the others.
+    """Show how fast the recorded runs were, relative to the first.
 
     Raises:
-        BadInput: One of them is no recording, or has too few steps.
+        BadInput: One of them is no recording of enough steps.
     """
-    found = [read_whole(folder) for folder in folders]
-    notes = []
-    for each in found:
-        name, ranks = each.name, each.about["ranks"]
-        if lost := [str(rank) for rank in range(ranks) if rank not in each.steps]:
-            notes.append(f"{name} lacks ranks {', '.join(lost)}: copy their files to it")
-        if each.code != 0:
-            how = "has not ended" if each.code is None else f"ended with exit code {each.code}"
+    rows, notes = [], []
+    for found in map(read_whole, folders):
+        name, ranks = found.name, found.about["ranks"]
+        if found.code != 0:
+            how = "has not ended" if found.code is None else f"ended with exit code {found.code}"
             notes.append(f"{name} {how}")
-    if found[0].about["ranks"] > 1:
-        notes.append(f"speed-up is against {found[0].name}, which is not of one process")
-    rows, wanted = [row_of(each) for each in found], replace(wanted, rounds=1)
-    return finish(found[0].about["script"], rows, notes, wanted, quiet)
-
-
-def row_of(found: Recording) -> Row:
-    """Make the row of a recording.
-
-    Raises:
-        BadInput: There are too few steps in it.
-    """
-    if (made := len(found.steps.get(0, []))) < LEAST:
-        raise BadInput(
-            f"{found.name} holds {made} steps; it takes {LEAST} or more: the first is not measured"
-        )
-    ranks = found.about["ranks"]
-    way = Way(found.name, Options(view=found.about["view"]), ranks, ranks)
-    return Row(way, [figures(found, way)])
+        rows.append(Row(name, Options(view=found.about["view"]), ranks, ranks))
+        rows[-1].add(found)
+        script = found.about["script"]
+    if rows[0].ranks > 1:
+        notes.append(f"speed-up is relative to {rows[0].label}, which is not of one process")
+    return finish(script, rows, notes, replace(wanted, rounds=1), quiet)
 
 
 def finish(
@@ -143,20 +117,18 @@ def finish(
     notes = [
         *notes,
         f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); "
-        f"seconds are of the whole run; the first {first['warm-up']} of {first['steps']} steps are "
-        "in no other figure; MiB is the most that a rank had, on its GPU if it has one",
-        *["in the local view each rank trains on its share, as with DDP by hand"]
-        * any(row.way.options.view == "local" for row in rows),
+        f"seconds are of the whole run; no other figure includes the first {first['warm-up']} of "
+        f"{first['steps']} steps; an evaluation is part of the step that follows it",
     ]
     if not quiet:
-        shares = [["where the time of a step goes", "ranks", *PARTS, "MiB"], *map(parts, measured)]
+        shares = [["where the time of a step goes", "ranks", *PARTS], *map(parts, measured)]
         speeds = [SPEED, *(speed(row, plain) for row in measured)]
         print("", *aligned(speeds), "", *aligned(shares), "", sep="\n")
         for row in (row for row in rows if row.failed):
-            print(f"{PREFIX} {row.way.title} failed:", *row.failed, sep="\n")
+            print(f"{PREFIX} {row.title} failed:", *row.failed, sep="\n")
         print(*(f"{PREFIX} {note}" for note in notes), sep="\n")
     if wanted.plot is not None:
-        gained = [(row.way.label, row.way.devices, row.speed_up(plain) or 0.0) for row in measured]
+        gained = [(row.label, row.devices, row.speed_up(plain)) for row in measured]
         plots.speed_up(wanted.plot, gained)
     about = {"script": script, "steps": wanted.steps, "rounds": wanted.rounds}
     wanted.write(about | {"rows": [row.data(plain) for row in rows], "notes": notes})
@@ -167,11 +139,9 @@ def speed(row: Row, plain: Row) -> list[str]:
     """Return how fast a row is, in cells."""
     figures = f"{row.of('batch'):g}", f"{row.of('seconds'):.1f}", f"{row.of('rate'):.0f}"
     times = f"{row.spread:.0%}", f"{1000 * row.of('median'):.2f}"
-    name = row.way.label, str(row.way.ranks)
-    return [*name, *figures, *times, f"{row.speed_up(plain) or 0.0:.2f}"]
+    return [row.label, str(row.ranks), *figures, *times, f"{row.speed_up(plain):.2f}"]
 
 
 def parts(row: Row) -> list[str]:
-    """Return where the time of a row goes, and how much memory it takes, in cells."""
-    shares = [f"{row.of(name):.0%}" for name in PARTS]
-    return [row.way.label, str(row.way.ranks), *shares, f"{row.memory / 2**20:.0f}"]
+    """Return where the time of a row goes, in cells."""
+    return [row.label, str(row.ranks), *(f"{row.of(name):.0%}" for name in PARTS)]

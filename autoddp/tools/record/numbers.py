@@ -31,7 +31,6 @@ class Numbers:
 
     def __init__(self) -> None:
         self.losses: list[tuple[str, Tensor]] = []
-        self.before: dict[int, Prints] = {}  # by the id of an optimizer that steps: gradients
         self.names: dict[int, list[str]] = {}  # by the id of an optimizer: of its parameters
 
     def setup(self, undo: ExitStack) -> None:
@@ -45,22 +44,16 @@ class Numbers:
             self.losses += [(where, root.detach()) for root in roots]
         yield
 
-    def begin(self, optimizer: Any) -> None:
-        """Read the gradients before the step, which may change them."""
-        self.before[id(optimizer)] = self._prints(optimizer, "grad")
-
     def step(self, optimizer: Any) -> dict[str, Any]:
         """Return the entry of a step."""
         rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-        # where there are none before, a closure makes them within the step
-        gradients = self.before.pop(id(optimizer), {}) or self._prints(optimizer, "grad")
         return {
             "line": users_line(),
             "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters(optimizer)}),
             **self._read(),
             RATE: {f"of group {at}": [float(rate)] for at, rate in enumerate(rates)},
             GENERATOR: generators(),
-            GRADIENT: gradients,
+            GRADIENT: self._prints(optimizer, "grad"),  # which the step may have changed
             PARAMETER: self._prints(optimizer, "data"),
         }
 

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import Numbers
@@ -49,7 +46,6 @@ class Recorder:
         """Record all steps and backward passes from here on."""
         around(undo, torch.autograd, "backward", self.backward)
         self.part.setup(undo)
-        undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
         undo.callback(register_optimizer_step_post_hook(self.end).remove)
 
     def backward(self, plain: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,11 +58,6 @@ class Recorder:
                 return plain(tensors, *args, **kwargs)
         finally:
             self.depth -= 1
-
-    def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Record what a step needs to know before it runs."""
-        if self.here():
-            self.part.begin(optimizer)
 
     def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write the line of a step.

@@ -10,6 +10,7 @@ from typing import Any
 from autoddp.errors import BadInput
 
 LINES = ".jsonl"
+LEAST = 2  # steps of which times can be shown: the first one is not measured
 LOADING, GATHERING, GRADIENTS = "loading", "gathering", "gradients"
 PARTS = (LOADING, GATHERING, GRADIENTS)  # of a step's time; the rest is computing
 # the aspects of a step that are compared
@@ -61,24 +62,19 @@ def read(where: Path, name: str, **known: Any) -> Recording:
 
 
 def read_whole(folder: str) -> Recording:
-    """Read a recording that `autoddp run --record` made.
+    """Read a recording that `autoddp run --record` made, of enough steps to measure.
 
     Raises:
         BadInput: There is none, or one of its files is broken.
     """
-    first = f"0{LINES}"
-    if not Path(folder, first).is_file():
-        raise BadInput(
-            f"{folder} holds no recording (no {first}); autoddp run --record {folder} makes one"
-        )
     try:
         found = read(Path(folder), folder)
-        if {"script", "view", "ranks"} <= found.about.keys():
+        known = {"script", "view", "ranks"} <= found.about.keys()
+        if known and found.about["ranks"] == len(found.steps) and len(found.steps[0]) >= LEAST:
             return found
-        error: Exception = ValueError(f"{first} does not begin with the script")
-    except (OSError, ValueError, TypeError, AttributeError) as broken:
-        error = broken
+        why: object = f"it takes a file of each rank, with {LEAST} steps or more"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        why = error
     raise BadInput(
-        f"{folder} is no whole recording ({error}); copy it again from where it was written, or "
-        "record another"
+        f"{folder} is no whole recording ({why}); autoddp run --record {folder} makes one"
     )

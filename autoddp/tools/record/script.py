@@ -1,4 +1,4 @@
-"""A script that is recorded while it runs, however its ranks were started."""
+"""A script that is recorded while it runs, whoever started its ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecordedScript(Script):
 
     options: Options = field(default_factory=Options)
     records: str = ""  # the folder of the recording
-    numbers: bool = False  # record what was computed in place of where the time went
+    numbers: bool = False  # record the numbers that are computed, not where the time goes
     steps: int | None = None  # after which the script ends
     changes: tuple[Change, ...] = ()  # called in each process before the script
 
@@ -71,10 +71,10 @@ def main(path: str) -> NoReturn:
 
 
 def check_own(script: Script, options: Options) -> None:
-    """Check that the script is not distributed by itself.
+    """Check that the script does not distribute itself.
 
     Raises:
-        BadInput: It is.
+        BadInput: It does.
     """
     own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
@@ -86,11 +86,11 @@ def check_own(script: Script, options: Options) -> None:
 
 
 def recorded(script: Script, options: Options, where: str) -> RecordedScript:
-    """Return the script such that running it records it in a folder.
+    """Return a script that records itself in a folder when it runs.
 
     Raises:
-        BadInput: The folder holds a recording or cannot be written to, or the script is
-            distributed by itself.
+        BadInput: The folder holds a recording or cannot be written to, or the script starts
+            ranks of its own.
     """
     check_own(script, options)
     try:
@@ -107,5 +107,4 @@ def recorded(script: Script, options: Options, where: str) -> RecordedScript:
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    given = script.name, script.args, script.module
-    return RecordedScript(*given, options, os.path.abspath(where))
+    return RecordedScript(**vars(script), options=options, records=os.path.abspath(where))

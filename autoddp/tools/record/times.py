@@ -1,9 +1,7 @@
 """Where the time of steps goes, on every rank: an entry for each step, and one at the end.
 
-A step reaches from the end of the optimizer step before to the end of its own, so that all that a
-script does in between is in it, except an evaluation: when batches were fetched of which none was
-trained on, or an epoch has ended, the step begins with the next fetch. The parts of a step are wall
-times:
+A step reaches from the end of the optimizer step before to the end of its own, and includes all
+that the script does in between, also an evaluation. The parts of a step are wall times:
 
 * loading: inside the `next` of a DataLoader's iterator, and where the iterator is made;
 * gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and the
@@ -16,7 +14,6 @@ times:
 from __future__ import annotations
 
 import functools
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import perf_counter  # the clock itself: a script's own is answered by rank 0
@@ -44,10 +41,7 @@ class Times:
         self.world, self.here = world, here
         self.inside: str | None = None  # the part that is being spent; nested parts count as it
         self.entered = 0.0
-        self.stepping = 0  # how deep in an optimizer's step
         self.backwards = self.ever = 0  # in this step, in all
-        self.fetched: set[int] = set()  # iterators, since the last backward
-        self.over = False  # one of them came to its end
         self.rows = self.trained = 0  # of the batch that is computed; of those trained on
         self.restart()
 
@@ -70,8 +64,6 @@ class Times:
     def restart(self) -> None:
         """Begin a step, in which nothing is spent yet."""
         self.began, self.spent = now(), dict.fromkeys(PARTS, 0.0)
-        self.fetched.clear()
-        self.over = False
 
     def leave(self) -> None:
         """End the part that is being spent, if any."""
@@ -107,8 +99,6 @@ class Times:
         made = plain.__get__(loader, type(loader))  # it may be a wrapper of a method
         if not self.here():
             return made()
-        if self.over:
-            self._evaluated()
         self.hook.remove()  # it costs time, and only a script without a loader needs it
         with self.spend(LOADING):
             return Timed(self, made())
@@ -117,22 +107,10 @@ class Times:
         """Fetch the next batch, and count its time as loading."""
         if not self.here():
             return next(inner)
-        if self.over or id(inner) in self.fetched:
-            self._evaluated()
-        self.fetched.add(id(inner))
-        try:
-            with self.spend(LOADING):
-                batch = next(inner)
-        except StopIteration:
-            self.over = True
-            raise
+        with self.spend(LOADING):
+            batch = next(inner)
         self.rows = rows_of(batch)
         return batch
-
-    def _evaluated(self) -> None:
-        """Begin the step anew: what came before was no training, unless a backward was in it."""
-        if not self.backwards:
-            self.restart()
 
     def call(self, module: nn.Module, args: Any) -> None:
         """Count the rows that the outermost module takes, where no loader makes the batch."""
@@ -146,8 +124,6 @@ class Times:
         """Count the backward inside, of the batch that was computed last."""
         self.backwards, self.ever = self.backwards + 1, self.ever + 1
         self.trained, self.rows = self.trained + self.rows, 0
-        self.fetched.clear()
-        self.over = False
         try:
             yield
         finally:
@@ -173,14 +149,12 @@ class Times:
         handle = root.register_hook(first)
         return made
 
-    def begin(self, optimizer: Any) -> None:
-        """Count how deep steps are nested: a subclass calling its parent's step is one step."""
-        self.stepping += 1
-
     def step(self, optimizer: Any) -> dict[str, Any]:
-        """Return the entry of a step; a second optimizer after one backward has none."""
-        self.stepping -= 1
-        if self.stepping or (self.ever and not self.backwards):
+        """Return the entry of a step; a second optimizer after one backward has none.
+
+        Neither has a subclass whose step has called that of its parent.
+        """
+        if self.ever and not self.backwards:
             return {}
         entry: dict[str, Any] = {"rows": self.trained, "backwards": self.backwards}
         entry |= {"seconds": now() - self.began} | self.spent
@@ -189,9 +163,8 @@ class Times:
         return entry
 
     def rest(self, raised: object) -> dict[str, Any]:
-        """Return the most memory that the process took."""
-        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"memory": taken, "GPU memory": accelerator.ask("max_memory_allocated")}
+        """Return nothing: all times are those of steps."""
+        return {}
 
 
 class Timed(LoaderIterator):

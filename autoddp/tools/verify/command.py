@@ -1,9 +1,8 @@
-"""Run a script on one process and on ranks, and tell where and why their numbers differ."""
+"""Run a script on one process and on ranks, and show where and why their numbers differ."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from autoddp.errors import BadInput
 from autoddp.options import Options
@@ -23,10 +22,7 @@ AGAIN = (
     "what a second run of one process does not repeat (clocks, rates, process numbers) is not "
     "compared"
 )
-WIDE = (
-    "float64: the default type, float32 by name, .float(), arrays and files of float32 were "
-    "float64, and so is what was printed and written then; half precision stayed"
-)
+EQUAL = "{} give the numbers of one process; the largest difference{} is {:.1e}"
 
 
 def run(script: Script, options: Options, wanted: VerifyOptions) -> int:
@@ -59,7 +55,7 @@ class Verification:
         found = self.found
         one = self._run("one process", 1)
         if one.raised or (one.code and not one.steps.get(0)):
-            found.code, found.tail = NOT_RUN, tail(one.err)
+            found.code, found.error = NOT_RUN, tail(one.err)
             found.why = f"{found.script} ends with exit code {one.code} on one process"
             return found
         ranks = self._run(self.ranks, self.options.nproc)
@@ -83,33 +79,32 @@ class Verification:
         found.findings = compare(one, ranks, again)
         if not found.findings.equal:
             found.cause = unrepeated(compare_runs(one, second))
-        if not self.wanted.float64 and (found.findings.equal or found.cause is not None):
+        if not self.wanted.float64 and (found.findings.equal or found.cause):
             return
         wide = self._run("one process in float64", 1, float64)
         if wide.raised or wide.code:
             why = tail(wide.err)[-1] if wide.err else f"exit code {wide.code}"
-            found.notes.append(f"float64 tells nothing: with it one process ends in {why}")
+            found.notes.append(f"float64 was not compared: with it one process ends in {why}")
             return
         wide_ranks = self._run(f"{self.ranks} in float64", self.options.nproc, float64)
-        found.wide = compare(wide, wide_ranks, again)
-        found.notes.append(WIDE)
+        found.float64 = compare(wide, wide_ranks, again)
 
     def _judge(self, one: Recording, ranks: Recording) -> None:
-        found, wide = self.found, self.found.wide
+        found, wide = self.found, self.found.float64
         if not one.steps.get(0):
             found.notes.append("no optimizer step was seen: all else was compared")
         differences = found.findings.differences
         if wide.equal if wide else not differences:
-            if all(each.size != OTHER for each in differences):
-                found.why = explain(found)
+            differences = [each for each in differences if each.size == OTHER]
+            if not differences:
+                off = (" in float64", wide.largest) if wide else ("", found.findings.largest)
+                found.why = EQUAL.format(self.ranks, *off)
                 return
-            found.cause = TIPPED
+            found.cause, found.findings.differences = TIPPED, differences  # the rest is rounding
         found.code = DIFFERENT
         found.why = f"{self.ranks} do not give the numbers of one process"
-        found.tail = tail(ranks.err) if ranks.code else []
-        source = Path(self.runner.script.find()).read_text(errors="replace")
-        either = found.findings if differences else wide or found.findings
-        found.cause = found.cause or cause_of(either, self.options, source)
+        found.error = tail(ranks.err) if ranks.code else []
+        found.cause = found.cause or cause_of(wide or found.findings, found.nproc)
 
 
 def compare(want: Recording, got: Recording, again: Again) -> Findings:
@@ -118,12 +113,3 @@ def compare(want: Recording, got: Recording, again: Again) -> Findings:
     dtypes = sorted({name for record in records for name in record["dtypes"]})
     compare_outputs(findings, want, got, allowed(dtypes or ["float32"], len(records)), again)
     return findings
-
-
-def explain(found: Conclusion) -> str:
-    """Say why the ranks count as equal."""
-    if found.wide is None:
-        equal = f"{found.nproc} ranks give the numbers of one process"
-        return f"{equal}; the largest difference is {found.findings.largest:.1e}"
-    apart = "" if found.findings.equal else "; what differs in float32 is rounding"
-    return f"in float64 no number is off by more than {found.wide.largest:.1e}{apart}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # the aspects that are compared, besides those of a step
 STEPS, PRINT, FILE, ENDING = "steps", "print", "file", "exit code"
 
-OTHER = math.inf  # the size of a difference that is not between numbers
+OTHER = 1e99  # the size of a difference that is not between numbers
 SMALL = 1e-3  # the least value that a size is relative to
 
 
@@ -37,7 +36,7 @@ class Difference:
         return "" if self.size in (OTHER, 0.0) else f"{self.size:.1e}"
 
     def described(self) -> str:
-        """Describe the difference in one line."""
+        """Return the difference in one line."""
         at = [f"step {self.step}"] * bool(self.step) + [self.line or ""] * bool(self.line)
         where = ", ".join(at) + ": " * bool(at)
         off = f" (off by {self.off})" if self.off else ""
@@ -55,9 +54,9 @@ class Count:
 
 @dataclass
 class Findings:
-    """The results of a comparison: counts, and what differs by more than is allowed."""
+    """The results of a comparison: counts, and the differences that are not allowed."""
 
-    counts: dict[str, Count] = field(default_factory=dict)
+    compared: dict[str, Count] = field(default_factory=dict)  # by aspect
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -68,11 +67,11 @@ class Findings:
     @property
     def largest(self) -> float:
         """Return the largest difference of all numbers that were compared."""
-        return max((count.worst for count in self.counts.values()), default=0.0)
+        return max((count.worst for count in self.compared.values()), default=0.0)
 
     def take(self, found: Difference, rtol: float, named: bool = True) -> None:
         """Count a comparison, and keep it if its size is above `rtol` and it is to be named."""
-        count = self.counts.setdefault(found.aspect, Count())
+        count = self.compared.setdefault(found.aspect, Count())
         count.compared += 1
         if found.size != OTHER:
             count.worst = max(count.worst, found.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 import types
 from pathlib import Path
@@ -16,7 +15,7 @@ def load(path: Path) -> Any:
     """Load a file without the script, whose own classes may be pickled in it.
 
     Raises:
-        Exception: The file is of no such kind, or broken; an object in it may raise anything.
+        Exception: The file is of no known kind, or broken; an object in it may raise anything.
     """
     try:
         found = np.load(path, allow_pickle=False)  # of any archive, too
@@ -37,27 +36,21 @@ def load_checkpoint(path: Path) -> Any:
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler that makes a placeholder of what cannot be imported."""
+    """An unpickler that puts a placeholder where a class cannot be imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Import a class or function by its name, or make a placeholder class of that name."""
+        """Import a class or function by its name, or return the class of placeholders."""
         try:
             return super().find_class(module, name)
         except (ImportError, AttributeError):
-            return placeholder(module, name)
+            return Placeholder
 
 
 class Placeholder(dict[str, Any]):
-    """An object in place of one of the script's own class: the class's name, and all it holds."""
+    """A placeholder for an object of a class of the script: all that the object holds."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(arguments=args, named=kwargs)
 
     def __setstate__(self, state: Any) -> None:
         self["state"] = state
-
-
-@functools.cache
-def placeholder(module: str, name: str) -> Any:
-    """Make the placeholder class of a name, one for all files."""
-    return type(name, (Placeholder,), {"__module__": module})

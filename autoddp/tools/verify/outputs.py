@@ -22,16 +22,14 @@ Files = dict[str, Path]
 
 
 class Again:
-    """A second run of one process: what it does not repeat is not compared.
+    """Two runs of one process, with clocks at another pace: what they do not repeat is left out.
 
-    Args:
-        first: The run that ranks are compared with.
-        second: The same again, with clocks at another pace; None to compare all.
+    Without runs, all is compared.
     """
 
-    def __init__(self, first: Recording | None = None, second: Recording | None = None) -> None:
-        self.second = second
-        self.kept = [files(run.folder) for run in (first, second) if run is not None]
+    def __init__(self, *runs: Recording) -> None:
+        self.runs = runs
+        self.kept = [files(run.folder) for run in runs]
         self.files = [self.named(found) for found in self.kept]
 
     def named(self, found: Files) -> Files:
@@ -48,11 +46,6 @@ class Again:
         """Return a name that is the same in all runs."""
         return name if all(name in found for found in self.kept) else WORD.sub("#", name)
 
-    def pair(self, name: str) -> list[Path]:
-        """Return a file of both runs, if both have it."""
-        found = [some[name] for some in self.files if name in some]
-        return found if len(found) == 2 else []
-
 
 def compare_outputs(
     findings: Findings, want: Recording, got: Recording, rtol: float, again: Again
@@ -62,8 +55,8 @@ def compare_outputs(
     findings.take(Difference(ENDING, "", *codes, 0.0 if want.code == got.code else OTHER), rtol)
     for name in ("stdout", "stderr"):
         texts = stream(want, name), stream(got, name)
-        model = None if again.second is None else stream(again.second, name)
-        findings.take_all(compare_lines(PRINT, name, texts, rtol, again=model), rtol)
+        known = [stream(run, name) for run in again.runs]
+        findings.take_all(compare_lines(PRINT, name, texts, rtol, known=known), rtol)
     compare_files(findings, (want.folder, got.folder), rtol, again=again)
 
 
@@ -91,10 +84,10 @@ def compare_files(
             pair = theirs[name], ours[name]
             if all(untouched(*one) for one in zip(pair, folders, strict=True)):
                 continue
-            here = Findings()
-            here.take_all(compare_file(name, pair, rtol, last_digit, again.pair(name)), rtol)
+            here, known = Findings(), [some[name] for some in again.files if name in some]
+            here.take_all(compare_file(name, pair, rtol, last_digit, known), rtol)
             findings.take(Difference(FILE, name, "", "", here.largest), OTHER)
-            findings.counts[FILE].differ += not here.equal
+            findings.compared[FILE].differ += not here.equal
             findings.differences += here.differences
 
 
@@ -131,11 +124,12 @@ def compare_file(
 ) -> Iterator[Difference]:
     """Yield the differences of two files: by numbers where they hold numbers, else by bytes.
 
-    `known` are the file of both runs of one process, what they do not repeat is left out.
+    `known` are the files of two runs of one process: what they do not repeat is left out.
     """
     from autoddp.tools.verify.load import load
     from autoddp.tools.verify.same import unlike
 
+    known = known if len(known) == 2 else []
     if filecmp.cmp(*pair, shallow=False) or pair[0].suffix.lower() in PICTURES:
         return
     try:
@@ -145,9 +139,9 @@ def compare_file(
             yield Difference(FILE, name, "one process's", "other bytes", OTHER)
         return
     if isinstance(want, str) and isinstance(got, str):
-        model = models[1].splitlines() if models and isinstance(models[1], str) else None
         texts = want.splitlines(), got.splitlines()
-        yield from compare_lines(FILE, name, texts, rtol, last_digit, model)
+        lines = [model.splitlines() for model in models if isinstance(model, str)]
+        yield from compare_lines(FILE, name, texts, rtol, last_digit, lines)
         return
     places = {found.place for found in unlike(models[0], models[1], name)} if models else set[Any]()
     yield from (found for found in unlike(want, got, name) if found.place not in places)

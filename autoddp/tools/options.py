@@ -1,4 +1,4 @@
-"""The options and the tables that `verify` and `bench` have in common."""
+"""The options and the table format that `verify` and `bench` share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from autoddp.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
-    """The options of both that `autoddp run` has not."""
+    """The options of both that `autoddp run` does not have."""
 
     steps: int | None = None  # after which a run ends
     json: str | None = None
 
     def check(self, least: int, why: str) -> None:
-        """Check that there are enough steps, and that the file can be made.
+        """Check the number of steps, and that the folder of the file exists.
 
         Raises:
-            BadInput: There are not, or it cannot.
+            BadInput: There are fewer steps than `least`, or there is no such folder.
         """
         if self.steps is not None and self.steps < least:
             raise BadInput(f"--steps is {self.steps}; {why}")
@@ -36,10 +36,10 @@ class ToolOptions:
 
 
 def check_folder(name: str, path: str | None) -> None:
-    """Check that the folder of a file exists that an option gives.
+    """Check that the folder of the file in an option exists.
 
     Raises:
-        BadInput: It does not.
+        BadInput: It does not exist.
     """
     folder = os.path.dirname(path or "")
     if folder and not os.path.isdir(folder):
