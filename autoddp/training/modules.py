@@ -51,21 +51,24 @@ class Modules(WholeCalls):
     )
     def shard_inputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace `__call__` by a plain function: a wrapper would cost ten times as much."""
-        entry, context = self.entry, self.view.context
+        feature, entry, context = self, self.entry, self.view.context
 
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # `self`: torch.export names parameters by it
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return plain(module, *args, **kwargs)
+                return plain(self, *args, **kwargs)
             run = plain
-            if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
-                run = self.compiled(module)
-            if module._backward_hooks and module._is_full_backward_hook is False:
-                return self.on_wholes(run, module, args, kwargs)
+            if self._compiled_call_impl is not None or "_orig_mod" in self._modules:
+                if context.is_plain() and not _holds_parts(args, kwargs):
+                    return plain(self, *args, **kwargs)  # torch.export may be tracing
+                run = feature.compiled(self)
+            if self._backward_hooks and self._is_full_backward_hook is False:
+                return feature.on_wholes(run, self, args, kwargs)
             if entry.depth or context.is_plain() or not context.is_script():
-                return run(module, *args, **kwargs)
-            if _traced() or capturing() or not _has_parameters(module):
-                return run(module, *args, **kwargs)
-            return entry.call(run, module, args, kwargs)
+                return run(self, *args, **kwargs)
+            if _traced() or capturing() or not _has_parameters(self):
+                return run(self, *args, **kwargs)
+            return entry.call(run, self, args, kwargs)
 
         return __call__
 
