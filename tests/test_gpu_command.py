@@ -20,17 +20,6 @@ def test_a_script_is_compared_with_one_process(tmp_path):
     assert (result.state, float(result.seen) < 1e-9) == ("passed", True), result
 
 
-def test_a_rank_that_is_killed_is_named(tmp_path):
-    assert checks.killed(NONE, True, tmp_path).state == "passed"
-
-
-def test_a_script_that_fails_is_a_check_that_fails(tmp_path):
-    broken = checks.Check("exact", "an option that does not exist", 1e-9, ("--no-such-option",))
-    result = checks.compare(broken, NONE, True, tmp_path)
-    assert result.state == "failed"
-    assert "--no-such-option" in result.seen
-
-
 def test_the_page_has_every_check_and_every_way(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "KINDS", {"mlp": speed.KINDS["mlp"]})
     rows = speed.all_of(NONE, True, 1, tmp_path, lambda text: None)

@@ -4,52 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
 import unittest.mock
 from contextlib import ExitStack
 from types import ModuleType
 
 import pytest
-import wrapt
 
 from autoddp.errors import PatchTargetMissing
 from autoddp.options import Options
 from autoddp.patching import ABSENT, Feature, Installation, find, patch
-from autoddp.patching.kept import KeptProperty
 from autoddp.process.features import FEATURES
 from autoddp.process.session import session
 from autoddp.report import Report
 from tests.support.ranks import run_ranks
-
-
-class Slow:
-    """An object whose value takes as long as a thread holds it up."""
-
-    begun, go = threading.Event(), threading.Event()
-
-    @KeptProperty
-    def value(self):
-        if threading.current_thread() is not threading.main_thread():
-            self.begun.set()
-            self.go.wait(60)
-        return 3
-
-
-def test_a_fork_computes_what_a_thread_of_its_parent_was_computing():
-    """As a loader's workers are forked while another loader's queue is fed by a thread."""
-    thread = threading.Thread(target=lambda: Slow().value)
-    thread.start()
-    assert Slow.begun.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        os._exit(Slow().value)
-    Slow.go.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-
 
 SOURCE = """
 def plain(x): return ("plain", x)
@@ -150,18 +118,6 @@ def test_a_missing_target_rolls_all_back(fake):
     assert not installation.active
 
 
-def test_somebody_elses_wrapper_on_top_survives(fake):
-    installation = Installation([feature("plain")]).install()
-    theirs = wrapt.FunctionWrapper(fake.plain, lambda w, i, a, k: ("theirs", w(*a, **k)))
-    fake.plain = theirs
-    installation.undo()
-    assert fake.plain is theirs
-    assert fake.plain(1) == ("theirs", ("plain", 1)), "ours is a passage below it"
-    with installation:
-        assert fake.plain(1) == ("marked", ("theirs", ("plain", 1))), "and stays one"
-    assert fake.plain is theirs
-
-
 # ---- every declared patch, on the installed torch
 
 DECLARED = [item for each in FEATURES for item in each.patches()]
@@ -248,43 +204,3 @@ def test_a_name_imported_before_is_replaced_and_put_back(monkeypatch):
     assert library.act is plain
     with Installation([Act(None)]):
         assert script.own_name() == "plain"
-
-
-def test_what_a_library_holds_by_a_name_of_its_own_is_replaced_and_put_back(monkeypatch, tmp_path):
-    (tmp_path / "keeper.py").write_text(KEEPER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    keeper = importlib.import_module("keeper")
-    held = keeper.move, keeper.Store.move, keeper.Store().remove
-
-    class Serves(Feature):
-        name = "serves"
-        libraries = True
-
-        @patch("shutil:move", "os:remove", why="for the test")
-        def patched(self, call):
-            return call.args
-
-    class Further(Feature):
-        name = "further"
-
-        @patch("shutil:copy", why="for the test")
-        def patched(self, call):
-            raise AssertionError("a feature that does not serve libraries")
-
-    for _ in range(2):  # a second session finds them as the first one did
-        with Installation([Serves(None), Further(None)], libraries=lambda: [keeper]):
-            assert (keeper.move("a", "b"), keeper.Store().move("a")) == (("a", "b"), ("a",))
-            assert keeper.Store().remove("c") == ("c",)
-            assert keeper.copy is importlib.import_module("shutil").copy.__wrapped__
-        assert (keeper.move, keeper.Store.move, keeper.Store().remove) == held
-
-
-KEEPER = """
-import os
-from shutil import copy, move
-
-
-class Store:
-    move = staticmethod(move)
-    remove = os.remove
-"""

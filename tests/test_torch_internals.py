@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autoddp import torch_internals
-from tests.support.cli import ROOT, run_python
 from tests.support.ranks import run_ranks
 
 
@@ -157,36 +154,3 @@ def walks_a_graph_of_before(group):
 
 def test_a_graph_that_saved_a_weight_is_walked_after_a_replica_was_made_of_it():
     assert run_ranks(walks_a_graph_of_before, 2) == [(True, [[4.0, 4.0]])] * 2
-
-
-def test_torchs_agent_sets_the_handler_that_it_is_given(monkeypatch, tmp_path):
-    """Torch up to 2.9 sets one whatever the variable says."""
-    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
-    named = ",".join(number.name for number in numbers)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def handler(number, frame):
-        """Do nothing."""
-
-    try:
-        with monkeypatch.context() as patch, torch_internals.agent_hands_signals_to(handler):
-            patch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", named)
-            logs = DefaultLogsSpecs(log_dir=str(tmp_path))
-            ranks = start_processes(
-                "test", handler, {0: (0, None)}, {0: {}}, logs_specs=logs, start_method="fork"
-            )
-        assert {signal.getsignal(number) for number in numbers} == {handler}
-        assert not ranks.wait().failures
-    finally:
-        for number, known in before.items():
-            signal.signal(number, known)
-
-
-def test_nothing_is_written_to_stdout_when_gloo_connects():
-    code = (
-        "from tests.support.ranks import run_ranks\n"
-        "print('before', flush=True)\n"
-        "print(run_ranks(lambda group: group.rank, 2))"
-    )
-    done = run_python("-c", code, cwd=ROOT)
-    assert done.out.splitlines() == ["before", "[0, 1]"], done.err

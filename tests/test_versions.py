@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.cli import tested
-from tests import versions
 from tests.support.cli import ROOT, fork_cli
-from tests.versions import Result
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +31,6 @@ def test_pages_name_the_oldest_versions(name):
     (python,) = re.findall(r"Python ([\d.]+) or later", text)
     (torch,) = re.findall(r"torch ([\d.]+) or later", text)
     assert (python, torch) == (tested.PYTHON[0], tested.TORCH[0])
-
-
-@pytest.mark.parametrize(("failed", "ran", "code"), [(0, True, 0), (1, True, 1), (0, False, 1)])
-def test_the_exit_code_tells_of_failures(monkeypatch, capsys, failed, ran, code):
-    monkeypatch.setattr(versions, "run", lambda *_: Result(1, failed, ran=ran))
-    assert versions.main(["--torch", "2.6", "--python", "3.11", "--fast"]) == code
-    assert capsys.readouterr().out.startswith("torch 2.6, Python 3.11: 1 passed")
 
 
 def test_env_says_whether_the_versions_here_were_tested():

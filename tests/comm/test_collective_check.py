@@ -111,22 +111,6 @@ def test_ranks_in_different_collectives_are_told_which(numel):
     assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_collective_check.py" in zero
 
 
-def test_the_thread_that_watches_compares_what_nobody_waits_for():
-    def rank(group):
-        check = group.collective_check
-        for number in range(3):
-            check.note(f"0 step {number}")
-        ahead = [*check.recent(), (3, "0 step 3")]  # of a rank that is one further
-        check.compare(1, ahead)
-        other = [(2, "0 evaluation"), *ahead[3:]]
-        with pytest.raises(Disagreement) as error:
-            check.compare(1, other)
-        return str(error.value)
-
-    said = "rank 1 is in «evaluation» where rank 0 is in «step 2»; a decision"
-    assert run_ranks(rank, 1)[0].startswith(said)
-
-
 def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
     def rank(group):
         if group.rank == 0:
@@ -146,47 +130,3 @@ def test_a_backward_is_compared_at_the_next_meeting():
         return str(error.value)
 
     assert "rank 1 is in «backward 1» where rank 0 is in «backward 0»" in run_ranks(rank, 2)[0]
-
-
-def call_from(path):
-    """A function that calls another one, in a file of this name."""
-    space = {}
-    exec(
-        compile(
-            "def call(act, x):\n    return act(x)\n\n\ndef again(act, x):\n    return act(x)\n",
-            path,
-            "exec",
-        ),
-        space,
-    )
-    return space["call"], space["again"]
-
-
-@pytest.mark.parametrize("numel", [1, SMALL])
-def test_a_file_that_has_another_name_on_each_rank_is_no_other_place(numel):
-    def rank(group):
-        call, _ = call_from(f"/home/me/gen_{group.rank}.py")
-        return call(group.all_reduce, torch.ones(numel))[0].item()
-
-    assert run_ranks(rank, 3) == [3.0] * 3
-
-
-def test_other_lines_of_one_file_are_told_and_of_two_files_where_shapes_differ():
-    def rank(group):
-        call = call_from("/home/me/train.py")[group.rank]
-        with pytest.raises(Disagreement) as error:
-            call(group.all_reduce, torch.ones(2))
-        return str(error.value)
-
-    def other_shapes(group):
-        call, _ = call_from(f"/home/me/gen_{group.rank}.py")
-        with pytest.raises(Disagreement) as error:
-            call(group.all_reduce, torch.ones(2 + group.rank))
-        return str(error.value)
-
-    said = run_ranks(rank, 2)[1]
-    assert "rank 1 is in «all-reduce of float32[2] at train.py:6» where rank 0 is in" in said
-    assert (
-        "[3] at gen_1.py:2» where rank 0 is in «all-reduce of float32[2] at gen_0.py:2»"
-        in run_ranks(other_shapes, 2)[1]
-    )

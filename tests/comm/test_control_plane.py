@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
-import os
-import signal
 import socket
 import threading
-import time
 
 import pytest
 import torch.distributed as dist
@@ -18,11 +14,8 @@ from autoddp.comm import patience
 from autoddp.comm.control_plane import KEY, Channel
 from autoddp.comm.line import Line
 from autoddp.comm.patience import Patience
-from autoddp.comm.rpc import When
 from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, RankEnded
-from tests.effects.outward import raised
-from tests.support.ranks import _rank, run_ranks
 
 
 @pytest.fixture
@@ -34,14 +27,6 @@ def pair():
         end.close()
 
 
-def test_messages_arrive_whole_and_in_order(pair):
-    sent = [b"x" * size for size in (0, 1, 7, 8, 9, 1 << 14, 1 << 20, 3)]
-    thread = threading.Thread(target=lambda: [pair[0].send(message) for message in sent])
-    thread.start()
-    assert [pair[1].read() for _ in sent] == sent
-    thread.join()
-
-
 def test_who_has_ended_says_nothing_more_and_nobody_dies_of_it(pair):
     pair[0].send(b"last")
     pair[0].close()
@@ -49,32 +34,6 @@ def test_who_has_ended_says_nothing_more_and_nobody_dies_of_it(pair):
     assert pair[1].read() == b"last"
     with pytest.raises(RankEnded, match="rank 2 has ended"):
         pair[1].read()
-
-
-def test_news_are_the_main_threads(pair):
-    """Another thread that the kernel woke for them would take what waits for the main one, too."""
-    number, before = signal.SIGURG, signal.signal(signal.SIGURG, lambda *_: None)
-    ready, over = threading.Event(), threading.Event()
-
-    def other():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        ready.set()
-        over.wait()
-
-    thread = threading.Thread(target=other)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        thread.start()
-        ready.wait()
-        pair[1].announce(number)
-        pair[0].send(b"news")
-        time.sleep(0.3)  # in which the other thread could have taken it
-        assert number in signal.sigpending()
-    finally:
-        over.set()
-        thread.join()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        signal.signal(number, before)
 
 
 def _meet(store, far=False):
@@ -136,52 +95,3 @@ def test_rank_0_says_which_ranks_have_not_come(tmp_path, monkeypatch):
     with pytest.raises(AutoDDPError, match="in vain for ranks 1, 2 of 3"):
         Channel.between(World(0, 3, 0, 3), store, Patience(0.5, said.append))
     assert said[0].startswith("waiting for ranks 1, 2 of 3 since ")
-
-
-def test_children_have_no_lines():
-    def rank(group):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.write(
-                writer,
-                repr([line.socket.fileno() for line in group.channel.calls.values()]).encode(),
-            )
-            os._exit(0)
-        inside = os.read(reader, 100)
-        return inside, group.call("a", lambda: 1)
-
-    assert run_ranks(rank, 2) == [(b"[-1]", 1)] * 2
-
-
-@pytest.mark.parametrize("meet", [False, True])
-def test_a_rank_that_waits_for_one_that_has_ended_says_so(tmp_path, meet):
-    """Also where a process lives on that the ended rank had forked."""
-
-    def when(n):
-        return When.ALL_HERE if meet and n else When.NOW
-
-    reader, writer = os.pipe()
-
-    def act(group):
-        if group.rank == 0:
-            group.call("a", lambda: 1)
-            if os.fork() == 0:
-                os.close(writer)
-                os.read(reader, 1)
-            os._exit(0)
-        said = raised(lambda: [group.call("a", lambda: 1, when=when(n)) for n in range(3)])
-        (tmp_path / "said").write_text(" ".join(said))
-        os._exit(0)
-
-    context = multiprocessing.get_context("fork")
-    path = str(tmp_path / "store")
-    ranks = [context.Process(target=_rank, args=(act, r, 2, path, (), None)) for r in (0, 1)]
-    began = time.monotonic()
-    for one in ranks:
-        one.start()
-    ranks[1].join(30)
-    os.close(writer)
-    os.close(reader)
-    ranks[0].join(30)
-    assert (tmp_path / "said").read_text().startswith("RankEnded rank 0 has ended")
-    assert time.monotonic() - began < 30

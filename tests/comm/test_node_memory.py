@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import socket
-import threading
 import time
 from contextlib import suppress
 
@@ -21,7 +20,6 @@ from autoddp.comm.node_barrier import LOOK
 from autoddp.comm.node_memory import SLOT, SMALL, share
 from autoddp.errors import Disagreement
 from tests.support.ranks import _store, run_ranks
-from tests.support.training import on_ranks
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8)
 # elements: fewer than ranks, what is added up at once, by parts, and in several pieces
@@ -88,22 +86,6 @@ def test_a_sum_is_divided_and_the_mean_of_what_is_equal_is_that_to_the_bit(nproc
     assert found == [([], found[0][1])] * nproc
 
 
-def exchanges(group):
-    found = []
-    for turn in range(50):
-        mine = bytes([group.rank]) * (turn % 7 + group.rank)
-        want = [bytes([r]) * (turn % 7 + r) for r in range(group.size)]
-        found.append(group.memory.exchange(mine) == want)
-        long = b"x" * (SLOT + 1 if group.rank == turn % group.size else 1)
-        found.append(group.memory.exchange(long) is None)
-    return all(found)
-
-
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_messages_are_the_others_and_one_that_is_too_long_is_so_for_all(nproc):
-    assert run_ranks(exchanges, nproc) == [True] * nproc
-
-
 def hurries(group):
     """No pause between calls of all sizes, and each rank is slow in turn."""
     total = 0.0
@@ -135,19 +117,6 @@ def test_without_room_for_it_ranks_talk_by_gloo(monkeypatch):
 
     monkeypatch.setattr(node_memory, "nameless", full)
     assert run_ranks(without, 3) == [(True, True, 6.0)] * 3
-
-
-def late_in_a_job(run):
-    """A late rank has not ended; that others check this is no effect of the script's on a file."""
-    if run.world.rank == 1:
-        threading.Event().wait(3 * LOOK)
-    run.group.memory.barrier.wait()
-    return run.group.passed
-
-
-def test_a_late_rank_is_waited_for_in_a_job():
-    zero, one = on_ranks(late_in_a_job, 2)
-    assert zero == one
 
 
 def interrupted(group):

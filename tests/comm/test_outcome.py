@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autoddp.comm.outcome import Outcome
-from autoddp.errors import BadInput, RemoteError
+from autoddp.errors import BadInput
 
 
 def travelled(outcome):
@@ -76,39 +76,8 @@ def test_a_class_of_the_scripts_is_caught_as_such_on_all_ranks():
     assert (type(back), str(back), back.args) == (ValueErrorOfMine, "3 at home", ("3 at home",))
 
 
-class Status(Exception):
-    """A class that says what it only knows after `__init__`."""
-
-    def __init__(self, *, code):
-        self.code = code
-
-    def __str__(self):
-        return f"status {self.code}"
-
-
-def test_attributes_of_a_class_of_the_scripts_are_there_on_all_ranks():
-    error = Status(code=404)
-    back = travelled(Outcome(error=error)).error
-    assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
-
-
 def test_what_no_rank_finds_by_its_name_is_caught_as_what_it_derives_from():
     """A library may import the module of its exceptions on rank 0 alone, which writes."""
     kind = type("ArrowInvalid", (ValueError,), {})
     back = travelled(Outcome(error=kind("no column"))).error
     assert (type(back), str(back)) == (ValueError, "no column")
-
-
-class Quiet(Exception):
-    """A class whose text is made of what does not travel."""
-
-    def __init__(self, *, where):
-        self.where = where
-
-    def __str__(self):
-        return self.where()
-
-
-def test_what_cannot_be_made_of_its_arguments_is_told_by_its_text():
-    back = travelled(Outcome(error=Quiet(where=lambda: "home"))).error
-    assert (type(back), str(back)) == (RemoteError, "rank 0: Quiet: home")

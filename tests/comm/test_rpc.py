@@ -3,7 +3,6 @@ import time
 from datetime import timedelta
 
 import pytest
-import torch
 
 from autoddp.comm import group as groups
 from autoddp.comm.rpc import When
@@ -75,27 +74,6 @@ def test_ranks_at_different_places_are_told_which(whens):
         assert zero[1].startswith(said)
 
 
-def test_another_rank_at_a_different_place_is_told_which():
-    def rank(group):
-        by = 0 if group.rank == 1 else 1  # it is to act, and is elsewhere
-        return raised(lambda: group.call(f"by {by}", lambda: 1, by=by))
-
-    zero, *others = run_ranks(rank, 3)
-    assert zero[1].startswith("rank 1 is in «by 0» where rank 0 is in «by 1»")
-    assert others == [zero] * 2
-
-
-def test_what_another_rank_raises_is_raised_on_all_ranks():
-    def rank(group):
-        def act():
-            raise FileNotFoundError(2, "none", f"of {group.rank}")
-
-        return raised(lambda: group.call("a", act, by=1)), group.call("b", lambda: 1, by=2)
-
-    said = "FileNotFoundError", "[Errno 2] none: 'of 1'"
-    assert run_ranks(rank, 3) == [(said, 1)] * 3
-
-
 @pytest.mark.parametrize("by", [0, 1])
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
 def test_bytes_are_handed_on(size, by):
@@ -116,22 +94,3 @@ def test_an_act_may_take_longer_than_what_the_backend_waits(monkeypatch):
         return group.call("a", lambda: time.sleep(4) or "there")
 
     assert run_ranks(rank, 3) == ["there"] * 3
-
-
-def test_rank_0_runs_ahead_until_buffers_are_full():
-    """What a slow rank waits in meanwhile, rank 0 has started."""
-
-    def rank(group):
-        work = group.start_all_reduce(torch.ones(1))
-        if group.rank:
-            time.sleep(0.3)
-            work.wait()
-        began = time.monotonic()
-        seen = sum(len(group.call("a", lambda n=n: "x" * n)) for n in range(2000))
-        took = time.monotonic() - began
-        work.wait()
-        return seen, took
-
-    zero, one = run_ranks(rank, 2)
-    assert zero[0] == one[0]
-    assert zero[1] > 0.2, "it was held back"

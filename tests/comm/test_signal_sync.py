@@ -145,26 +145,6 @@ def test_without_a_point_all_run_it_where_they_wait(inside):
     assert on_ranks(script, 2, Signals) == [([5, "caught"], True, 2)] * 2
 
 
-def test_an_order_in_an_effect_waits_for_a_rank_that_is_behind():
-    """It has other points before it, which rank 0 has passed."""
-
-    def script(run):
-        seen, where = [], "before"
-        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
-        for _ in range(40):
-            time.sleep(0.05 * run.world.rank)
-            with run.group.together("a collective", torch.empty(0)):
-                pass
-        if run.world.rank == 0:
-            threading.Timer(0.2, lambda: KILL(PID(), signal.SIGUSR1)).start()
-        where = "inside"
-        run.group.call("long", lambda: time.sleep(0.5))
-        where = "after"
-        return seen
-
-    assert on_ranks(script, 2, Signals) == [["inside"]] * 2
-
-
 def test_the_script_finds_its_own_handlers_and_they_are_the_processes_after_it():
     def script(run):
         def mine(*_):
@@ -202,23 +182,3 @@ def test_what_the_script_sends_to_itself_comes_once_where_it_is_sent_however_lat
         return seen
 
     assert on_ranks(script, 2, Signals) == [["there", "then"]] * 2
-
-
-def test_a_signal_of_ones_own_inside_an_effect_comes_to_all_and_one_that_is_blocked_waits():
-    def script(run):
-        seen = []
-        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
-        where = "inside"
-        run.effects.do_on_rank0("an effect", lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        for _ in range(3):
-            run.group.call("a", lambda: 1)
-        inside, where = len(seen), "blocked"
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        signal.raise_signal(signal.SIGUSR1)
-        blocked = len(seen)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        for _ in range(3):
-            run.group.call("a", lambda: 1)
-        return inside, blocked, len(seen)
-
-    assert on_ranks(script, 2, Signals) == [(1, 1, 2)] * 2

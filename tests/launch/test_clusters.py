@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.launch.test_recipes import recipe
 from tests.launch.test_two_nodes import ADDRESSES, nodes  # noqa: F401
-from tests.support.cli import environ, run_cli, run_python
+from tests.support.cli import ROOT, environ, run_python
 from tests.support.clusters import Slurm
 from tests.support.ports import free_port
 from tests.test_examples import TASKS
@@ -24,9 +22,6 @@ pytestmark = pytest.mark.cluster
 AUTODDP = f"{sys.executable} -m autoddp run"
 TRAIN = """
 import os
-import sys
-import time
-import time
 
 import torch
 from torch import nn
@@ -36,22 +31,12 @@ torch.manual_seed(0)
 x = torch.randn(36, 6, dtype=torch.float64)
 net = nn.Linear(6, 3).double()
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
-start = 0
-if os.path.exists("last.pt"):
-    state = torch.load("last.pt")
-    start = state["step"]
-    net.load_state_dict(state["net"])
-    print("resumed", flush=True)
 for step, (a, b) in enumerate(DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=6)):
-    if step < start:
-        continue
     loss = nn.functional.cross_entropy(net(a), b)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     torch.save({"net": net.state_dict(), "step": step + 1}, "last.pt")
-    while "wait" in sys.argv and step == 2 and not os.path.exists("go"):
-        time.sleep(0.02)
 of_a_task = ("SLURM_PROCID", "SLURM_STEP", "OMPI", "PMIX")
 print(f"{loss.item():.12f}", \
 [name for name in os.environ if name.startswith(of_a_task)], flush=True)
@@ -108,67 +93,10 @@ def test_srun(slurm, script, want, command, tasks, said):
     ] == want.splitlines(), out
 
 
-def test_ranks_of_srun_are_recorded(slurm, script):
-    folder = script.parent
-    job = slurm.submit(folder, f"srun {AUTODDP} --record of-srun train.py", "-N2", "-n2")
-    assert slurm.ended(job) == "COMPLETED", (folder / "out").read_text()
-    files = sorted(path.name for path in (folder / "of-srun").iterdir())
-    assert files == ["0.jsonl", "1.jsonl"]
-    done = run_cli("bench", "--recordings", "of-srun", cwd=folder)
-    assert done.rc == 0, done.out
-    assert "of 6 steps are" in done.out
-
-
-def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):
-    folder = script.parent
-    job = slurm.submit(folder, f"srun {AUTODDP} train.py wait", "-N2", "-n2", "--requeue")
-    slurm.until(lambda: step(folder) == 3, "the job does not train")
-    slurm.call("scontrol", "requeue", job)
-    slurm.until(lambda: slurm.state(job) == "PENDING")
-    # on a busy machine, the first attempt's own end would be taken for the second's
-    slurm.until(lambda: not running(folder), "processes of the first attempt are left")
-    slurm.until(slurm.idle, "the first attempt has not ended on its nodes")
-    assert step(folder) == 3
-    (folder / "go").touch()
-    time.sleep(2)  # a node refuses what is made within the second of the requeue: "revoked"
-    slurm.call("scontrol", "update", f"job={job}", "StartTime=now")
-    assert slurm.ended(job) == "COMPLETED", (folder / "out").read_text()
-    out = (folder / "out").read_text()
-    assert "resumed\n" in out
-    said = [line for line in out.splitlines() if not line.startswith("[autoddp]")]
-    assert said[-1] == want.strip(), out
-
-    (folder / "go").unlink()
-    (folder / "last.pt").unlink()
-    job = slurm.submit(folder, f"srun {AUTODDP} train.py wait", "-N2", "-n2")
-    slurm.until(lambda: step(folder) == 3, "the job does not train")
-    slurm.call("scancel", job)
-    assert slurm.ended(job) == "CANCELLED"
-    slurm.until(lambda: not running(folder), "processes are left")
-    assert step(folder) == 3
-    assert sorted(os.listdir(folder)) == ["batch.sh", "last.pt", "out", "train.py"]
-
-
-def step(folder: Path) -> int:
-    """Of the checkpoint."""
-    path = folder / "last.pt"
-    return torch.load(path)["step"] if path.exists() else 0
-
-
-def running(folder: Path) -> list[str]:
-    """The processes that work there."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "cwd") == str(folder):
-                found.append((process / "cmdline").read_text())
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
-def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
-    (tmp_path / "job.sh").write_text(recipe("#!/bin/bash"))
+def test_the_batch_script_of_the_page_is_taken_by_sbatch(slurm, tmp_path):
+    page = (Path(ROOT) / "docs" / "machines.md").read_text()
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.S)
+    (tmp_path / "job.sh").write_text(script)
     said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
     assert "to start at" in said, said
     assert "n[1-2]" in said

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli import environ, fork_cli, run_cli
+from tests.support.cli import environ, fork_cli
 from tests.support.warm import shared
 
 pytestmark = pytest.mark.slow
@@ -104,21 +104,6 @@ FOREVER = "while True: time.sleep(0.01)\n"
 # ---- how it ends
 
 
-def test_all_ranks_raise_and_one_traceback_is_shown(script):
-    done = fork_cli("run", "-n", 3, script("raise ValueError('why')"))
-    assert done.rc == 1
-    assert done.theirs.count("Traceback") == 1
-    assert done.theirs.endswith("ValueError: why\n")
-    assert len(done.ours) == 1
-
-
-def test_rank_0_is_shown_though_it_fails_last(script):
-    done = fork_cli("run", "-n", 2, script("time.sleep(1 - rank)\nraise ValueError(rank)"))
-    assert done.rc == 1
-    assert done.theirs.endswith("ValueError: 0\n")
-    assert len(done.ours) == 1
-
-
 def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
     path = script("print('x' * rank)\nif rank: raise ValueError('only me')\ntime.sleep(60)")
     done = fork_cli("run", "-n", 2, path)
@@ -137,21 +122,6 @@ def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
     log.parent.rmdir()
 
 
-def test_who_waits_for_a_rank_that_has_ended_learns_it(script):
-    done = fork_cli("run", "-n", 2, script("if rank: sys.exit(0)\nos.mkdir('never')"))
-    assert done.rc == 1
-    assert "RankEnded: rank 1 has ended with exit code 0, and this rank waits for it" in done.theirs
-
-
-@pytest.mark.parametrize(("rank", "name"), [(0, "SIGKILL"), (1, "SIGSEGV"), (1, "SIGKILL")])
-def test_death_by_a_signal_names_the_rank(script, rank, name):
-    source = f"if rank == {rank}: signal.raise_signal(signal.{name})\ntime.sleep(60)"
-    done = fork_cli("run", "-n", 2, script(source), env={"PYTHONFAULTHANDLER": ""})
-    number = getattr(signal, name)
-    assert done.rc == 128 + number
-    assert f"[autoddp] rank {rank} was killed by {name} (signal {number})" in done.err
-
-
 def test_only_rank_0_writes_to_the_terminal(script, tmp_path):
     path = script(
         "print('out', rank, flush=True)\nprint('err', rank, file=sys.stderr)\nos.system('echo sub')"
@@ -167,43 +137,6 @@ def test_nothing_is_left_after_success(script, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_nothing_is_left_of_what_a_killed_rank_was_about_to_write(script, tmp_path, rank):
-    (tmp_path / "tmp").mkdir()
-    path = script(
-        "import torch\n"
-        "with open('log', 'w') as log: log.write('a')\n"
-        "assert open('log').read() == 'a'\n"  # on rank 1 from its scratch
-        "class Deadly:\n"
-        "    def __reduce__(self):\n"
-        f"        if rank != {rank}: time.sleep(60)\n"
-        "        signal.raise_signal(signal.SIGKILL)\n"
-        "torch.save(Deadly(), 'last.pt')\n"
-    )
-    done = fork_cli("run", "-n", 2, path, env={"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path)
-    assert done.rc == 128 + 9, done.err
-    assert sorted(os.listdir(tmp_path)) == ["job.py", "log", "tmp"]
-    assert list((tmp_path / "tmp").rglob("*")) == []  # not a log either: it is empty
-
-
-def test_the_launcher_never_touches_cuda(script, tmp_path):
-    path = script("import torch\nassert not torch.cuda.is_initialized()\n")
-    check = tmp_path / "check.py"
-    check.write_text(
-        "import ctypes, sys\n"
-        "from autoddp.cli import command\n"
-        f"assert command(['run', '-n', '2', {str(path)!r}]) == 0\n"
-        "import torch\n"
-        "print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork())\n"
-        "maps = open('/proc/self/maps').read()\n"
-        "print('libcuda.so' in maps, sys.stdin is sys.__stdin__)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, check], env=environ(), capture_output=True, text=True, timeout=240
-    )
-    assert done.stdout == "False False\nFalse True\n", done.stderr
-
-
 def test_ranks_share_the_cores(script):
     path = script("import torch\nprint(torch.get_num_threads())")
     assert fork_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": "3"}).out == "3\n"
@@ -217,50 +150,7 @@ def test_python_generators_start_equal(script, tmp_path):
     assert done.out == (tmp_path / "logs" / "rank1.log").read_text()
 
 
-def test_garbage_is_searched_for_in_what_the_script_makes_alone(script):
-    """What the launcher imported is left out, else each search in a rank would copy its pages.
-
-    In a process of its own: that of which the others are forks leaves out what it has, too.
-    """
-    done = run_cli(
-        "run",
-        "-q",
-        "-n",
-        "2",
-        str(
-            script(
-                "import gc, weakref\n"
-                "class Node: pass\n"
-                "node = Node()\n"
-                "node.me, seen = node, weakref.ref(node)\n"
-                "del node\n"
-                "gc.collect()\n"
-                "print(gc.isenabled(), gc.get_freeze_count() > 10_000, seen())\n"
-            )
-        ),
-    )
-    assert (done.rc, done.out) == (0, "True True None\n"), done.err
-
-
 # ---- signals
-
-
-@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
-def test_interrupt_reaches_every_rank_once(script, everyone):
-    path = script(
-        ARRIVED + "try:\n    while True: time.sleep(0.01)\n"
-        "except KeyboardInterrupt:\n    print('caught', flush=True)\n    time.sleep(1)\n    raise\n"
-    )
-    job = Started(path)
-    if everyone:
-        os.killpg(job.process.pid, signal.SIGINT)
-    else:
-        os.kill(job.process.pid, signal.SIGINT)
-    code, out, err = job.end()
-    assert code == 130
-    assert out == "caught\n"
-    assert err.count("Traceback") == 1
-    assert err.endswith("KeyboardInterrupt\n")
 
 
 def test_a_terminal_is_rank_0s(script):
@@ -301,15 +191,6 @@ def test_a_terminal_is_rank_0s(script):
 
 
 @pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
-def test_terminate_ends_every_rank(script, everyone):
-    job = Started(script(ARRIVED + FOREVER))
-    (os.killpg if everyone else os.kill)(job.process.pid, signal.SIGTERM)
-    code, out, err = job.end()
-    assert (code, out) == (143, "")
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
 def test_a_handler_of_the_script_decides(script, everyone):
     path = script(
         "def leave(number, frame):\n"
@@ -324,47 +205,13 @@ def test_a_handler_of_the_script_decides(script, everyone):
     assert (code, out) == (0, "saved\n")
 
 
-def test_a_script_may_outlive_a_signal(script):
-    path = script(
-        "signal.signal(signal.SIGUSR1, lambda *_: None)\nsignal.signal(signal.SIGINT, "
-        "lambda *_: os.write(1, b'no\\n'))\n" + ARRIVED + "end = time.time() + 2\n"
-        "while time.time() < end: time.sleep(0.01)\nprint('end')"
-    )
-    job = Started(path)
-    os.kill(job.process.pid, signal.SIGUSR1)
-    os.kill(job.process.pid, signal.SIGINT)
-    assert job.end()[:2] == (0, "no\nend\n")
-
-
-@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
-def test_a_signal_is_acted_on_once(script, everyone):
-    path = script(
-        "had = []\nsignal.signal(signal.SIGUSR1, lambda *_: had.append(1))\n"
-        + ARRIVED
-        + "end = time.time() + 3\n"
-        "while time.time() < end: os.path.exists('x'), time.sleep(0.01)\n"
-        "print(len(had))"
-    )
-    job = Started(path)
-    (os.killpg if everyone else os.kill)(job.process.pid, signal.SIGUSR1)
-    assert job.end()[:2] == (0, "1\n")
-
-
-def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script, monkeypatch):
+def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script):
     path = script(
         "signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER
     )
     job = Started(path)
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.end(timeout=30)[0] == 0
-
-
-def test_nothing_outlives_a_killed_launcher(script):
-    path = script("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + ARRIVED + FOREVER)
-    job = Started(path)
-    job.process.kill()
-    job.process.communicate(timeout=10)
-    assert gone(job.ranks)
 
 
 def test_what_was_ignored_stays_ignored(script):

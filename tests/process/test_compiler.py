@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from autoddp.process import compiler
-from autoddp.process.script import Script
 from tests.support.cli import run_cli
 
 HERE = "'torch._dynamo' in sys.modules"
@@ -22,37 +20,6 @@ def job(tmp_path, text, env=None):
     """Run a script on two ranks, none of them a fork of the tests' own process."""
     (tmp_path / "job.py").write_text(text)
     return run_cli("run", "-n", "2", tmp_path / "job.py", env=env)
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("import torch\noptimizer = torch.optim.SGD([w], 0.1)\n", True),
-        ("from torchvision import transforms\n", True),
-        ("import torch\nprint(torch.ones(1))\n", False),
-        ("import optimizers\n", False),
-        ("import os, torch\nos.environ['A'] = '1'\nfrom torch import optim\n", False),
-        ("from dotenv import load_dotenv\nfrom torch import optim\n", False),
-        ("import mine\n", True),
-        ("import mine, theirs\n", False),
-        ("from torch import optim, $\n", True),
-    ],
-)
-def test_it_is_wanted_where_the_script_or_its_files_say_so(tmp_path, text, wanted):
-    (tmp_path / "mine.py").write_text("from torch.optim import Adam\n")
-    (tmp_path / "theirs.py").write_text("import os\nos.putenv('A', '1')\n")
-    (tmp_path / "job.py").write_text(text)
-    assert compiler.is_wanted(Script(str(tmp_path / "job.py"))) is wanted
-
-
-@pytest.mark.slow
-def test_ranks_have_it_before_the_first_line_and_nothing_else_tells(tmp_path):
-    """The environment is as it was: the compiler names a folder there."""
-    done = job(
-        tmp_path,
-        f"import sys, os\nprint({HERE}, os.getenv('{SET}'))\nfrom torch import optim\n",
-    )
-    assert (done.rc, done.out) == (0, "True None\n"), done.err
 
 
 @pytest.mark.slow

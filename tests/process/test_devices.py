@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from autoddp.errors import BadInput
 from autoddp.process.backend import Choice, RankDevice, decide
-from autoddp.process.devices import There, share, variable, visible
-from autoddp.training.visible_devices import among
+from autoddp.process.devices import There, share, visible
 
 HALF = ", each at most 1/2 of the memory"
 
@@ -89,22 +87,6 @@ def test_what_ranks_cannot_use_is_refused():
     assert str(error.value) == "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "why"),
-    [
-        ([RankDevice("a", "x", "npu")], "npu has no backend of its own"),
-        ([RankDevice("a", "x", "npu", "hccl")] * 2, "2 ranks share 1 npu device"),
-    ],
-)
-def test_gloo_is_for_cpus_and_cuda_alone(ranks, why):
-    with pytest.raises(BadInput) as error:
-        decide(ranks)
-    assert str(error.value) == (
-        f"gloo knows no tensors of npu, and is the backend here ({why}); give each rank a device "
-        "of its own, or have all compute on CPUs: ASCEND_RT_VISIBLE_DEVICES= before the command"
-    )
-
-
 def test_several_gpus_for_each_rank():
     found = gpus("0", "1", "2", "7")
     assert share(found, 2, "auto", 2).visible == ("0,1", "2,7")
@@ -125,27 +107,3 @@ def test_nccl_needs_a_gpu_for_each():
     ):
         share(gpus("0"), 2, "nccl")
     assert share(gpus("0"), 2, "nccl", own=True).visible == ("0", "0")  # known once all have met
-
-
-def test_a_backend_is_the_accelerators():
-    with pytest.raises(BadInput, match=r"but this machine shows 2 npu devices \(hccl\); use"):
-        share(There("npu", ("0", "1"), "hccl"), 2, "nccl")
-    assert share(There("npu", ("0", "1"), "hccl"), 2, "native").backend == "hccl"
-
-
-def test_of_data_parallels_devices_a_rank_keeps_its_own():
-    assert among([0, 1], 1) == [0]
-    assert among(["cuda:0", torch.device("cuda:3")], 2) == ["cuda:0"]
-    assert (among([2, 3], 1), among(1, 1), among(0, 1), among(None, 1)) == (None, None, 0, None)
-
-
-def test_variables_by_kind():
-    kinds = {kind: variable(kind, {}) for kind in ("cuda", "xpu", "npu", "hpu", "other")}
-    assert kinds == {
-        "cuda": "CUDA_VISIBLE_DEVICES",
-        "xpu": "ZE_AFFINITY_MASK",
-        "npu": "ASCEND_RT_VISIBLE_DEVICES",
-        "hpu": "HABANA_VISIBLE_MODULES",
-        "other": "OTHER_VISIBLE_DEVICES",
-    }
-    assert variable("cuda", {"HIP_VISIBLE_DEVICES": "1"}) == "HIP_VISIBLE_DEVICES"

@@ -108,27 +108,6 @@ def test_a_rank_that_leaves_the_loop_early(job):
     assert f"at {gone}»" in done.err
 
 
-def test_what_one_rank_alone_has_raised_is_shown_where_the_script_has_its_own_stderr(job):
-    done, _ = job(
-        """
-        if step == 0:
-            class Tee:
-                def __init__(self):
-                    self.file = open("err.txt", "a")
-                def write(self, text):
-                    self.file.write(text)
-                    self.flush()
-                def flush(self):
-                    self.file.flush()
-            sys.stderr = Tee()
-        if this == 1 and step == 2:
-            raise ValueError("only here")
-        """
-    )
-    assert done.code == 1
-    assert "ValueError: only here\n" in done.err
-
-
 # ---- after a while
 
 

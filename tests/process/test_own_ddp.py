@@ -10,7 +10,7 @@ import pytest
 from autoddp.process import own_ddp
 from autoddp.process.own_ddp import Kind
 from autoddp.process.script import Script
-from tests.support.cli import fork_cli, run_cli, run_python
+from tests.support.cli import run_python
 from tests.support.same import same_text
 
 pytestmark = pytest.mark.slow
@@ -210,31 +210,6 @@ def test_a_script_that_starts_its_ranks_runs_once(how, script, warm, by_torchrun
     assert "starts its ranks itself" in said
 
 
-def test_another_launcher_may_not_start_such_a_script_twice(script):
-    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    there = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    done = run_cli("run", script(STARTERS["spawn tcp"]), env=job | there)
-    assert (done.rc, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "but another launcher has started 2 processes of it already" in done.err
-
-
-def test_one_rank_is_a_process_group_of_one(script, warm, tmp_path):
-    done = warm.run("autoddp", "run", "-n", "1", script(RANKS["env"]), folder=tmp_path / "run")
-    assert done.code == 0, done.err
-    assert done.out.startswith("rank 0 of 1 ")
-
-
-def test_ranks_draw_each_for_itself_as_under_torchrun(script, warm, tmp_path):
-    path = script("""
-        import random, numpy
-        dist.init_process_group("gloo")
-        os.write(1, f"{random.random()} {numpy.random.random()}\\n".encode())
-    """)
-    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
-    (a, b), (c, d) = (line.split() for line in done.out.splitlines())
-    assert len({a, b, c, d}) == 4, done.out
-
-
 # ---- both ways
 
 
@@ -264,18 +239,6 @@ def test_what_python_runs_as_one_process_is_one(how, script, warm, tmp_path):
     way = [line for line in ours(got.err) if "--own-ddp yes takes that branch" in line]
     assert len(way) == (how == "either")
     same_text(want.out, got.out, RTOL, "stdout")
-
-
-def test_by_its_arguments_it_is_distributed_after_all(script, warm, tmp_path):
-    path = script(BY_ARGUMENT)
-    command = ["autoddp", "run", "-n", "2"]
-    address = f"file://{tmp_path}/met?rank=0&world_size=1"
-    done = warm.run(*command, path, "--distributed", "--address", address, folder=tmp_path / "file")
-    assert done.code == 1
-    assert (
-        "job.py:39 makes a process group itself, where ranks see one process; "
-        "autoddp run --own-ddp yes" in done.err
-    )
 
 
 def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, tmp_path):
@@ -310,51 +273,27 @@ FLAG = "parser.add_argument('--local_rank')"
     ("source", "kind"),
     [
         ("import torch.distributed as dist\ndist.init_process_group('gloo')", Kind.RANKS),
-        ("'LOCAL_RANK' in os.environ and init_process_group()", Kind.VIEW),
         (
             "def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS,
             Kind.VIEW,
         ),
-        ("dist.is_initialized() or init_process_group()", Kind.RANKS),
         ("def set_up():\n    dist.init_process_group()", Kind.VIEW),
         ("import helpers.ranks", Kind.VIEW),
         ("import helpers\nhelpers.Trainer()", Kind.RANKS),
-        ("from helpers import ranks\nif args.distributed:\n    ranks.set_up()", Kind.VIEW),
         (
             "def main():\n    if not args.ranks:\n        return\n    init_process_group()\nmain()",
             Kind.VIEW,
         ),
-        ("@app.command()\ndef main():\n    init_process_group()\napp()", Kind.RANKS),
         ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
-        ("if dist.is_available() and 'RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
-        (
-            "def main():\n    with x:\n        if 'RANK' not in os.environ: return\n    " + JOINS,
-            Kind.VIEW,
-        ),
-        ("def main():\n    if 'RANK' not in os.environ: raise KeyError\n    " + JOINS, Kind.RANKS),
         ("if not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
-        ("ours = not dist.is_initialized()\nif ours:\n    init_process_group()", Kind.RANKS),
-        ("many: bool = 'RANK' in os.environ\nif many:\n    init_process_group()", Kind.VIEW),
-        (
-            "ours = not dist.is_initialized()\nif many: ours = many\nif ours: init_process_group()",
-            Kind.VIEW,
-        ),
         ("if win:\n    init_process_group(1)\nelse:\n    init_process_group()", Kind.RANKS),
         ("if args.local_rank >= 0:\n    init_process_group()\n" + FLAG, Kind.RANKS),
-        ("os.environ['RANK'] = '0'\nif args.ranks:\n    init_process_group()", Kind.VIEW),
-        ("init_process_group()\npsutil.Process(os.getpid())", Kind.RANKS),
-        ("init_process_group()\ngenerator.spawn(3)", Kind.RANKS),
-        (
-            "def run(f): mp.spawn(f, nprocs=2)\ndef main(): init_process_group()\nrun(main)",
-            Kind.ONCE,
-        ),
         ("mp.spawn(work, nprocs=2)\ndef work(): pass", Kind.VIEW),
         ("def main(): init_process_group()\nmp.spawn(main, (), 2)", Kind.ONCE),
         (
             "def main(): init_process_group()\nif several: mp.spawn(main, nprocs=2)\nelse: main()",
             Kind.VIEW,
         ),
-        ("init_process_group()\nx = 0" + " + 1" * 2000, Kind.RANKS),
     ],
     ids=lambda value: value.name if isinstance(value, Kind) else value[:40],
 )
@@ -363,24 +302,3 @@ def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, kind):
     path = tmp_path / "s.py"
     path.write_text(source)
     assert own_ddp.of(Script(str(path)).read(), "auto").kind is kind
-
-
-def test_a_script_of_any_name_starts_processes(tmp_path):
-    path = tmp_path / "train"
-    path.write_text(
-        "import multiprocessing as mp\n"
-        "def work(n): n.value += 1\n"
-        "n = mp.Value('i', 0)\n"
-        "p = mp.get_context('fork').Process(target=work, args=(n,))\n"
-        "p.start(); p.join()\n"
-        "print(n.value)\n"
-    )
-    done = fork_cli("run", "-n", 2, path)
-    assert (done.rc, done.out) == (0, "1\n"), done.err
-
-
-def test_a_module_and_its_relatives_are_read(tmp_path, monkeypatch):
-    write(tmp_path, "")
-    (tmp_path / "helpers" / "train.py").write_text("from . import ranks\nranks.set_up()\n")
-    monkeypatch.chdir(tmp_path)
-    assert own_ddp.of(Script("helpers.train", module=True).read(), "auto").line == "ranks.py:6"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.support.cli import fork_cli, run_python
@@ -78,20 +76,3 @@ def test_a_warning_names_the_line_that_it_is_about(nproc, tmp_path):
     assert alone.err.count("warned.py") > 10
     assert ranks.theirs.splitlines() == alone.err.splitlines()
     assert (ranks.rc, ranks.out) == (alone.rc, alone.out) == (0, alone.out)
-
-
-def test_levels_below_one_and_prefixes(tmp_path):
-    more = ", skip_file_prefixes=(__file__,)" if sys.version_info >= (3, 12) else ""
-    path = tmp_path / "levels.py"
-    path.write_text(
-        "import warnings\n"
-        "warnings.filterwarnings('ignore', 'quiet', module='__main__')\n"
-        "for level in (-1, 0, 1, 2, 5):\n"
-        f"    (lambda: warnings.warn(f'level {{level}}', stacklevel=min(level, 2){more}))()\n"
-        "    warnings.warn(f'above {level}', stacklevel=level)\n"
-        "    warnings.warn('quiet', stacklevel=min(level, 1))\n"
-    )
-    alone = run_python(path, cwd=tmp_path)
-    ranks = fork_cli("run", "--nproc", "2", path, cwd=tmp_path)
-    assert alone.err.count("Warning") > 6
-    assert (ranks.rc, ranks.theirs) == (0, alone.err)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from autoddp import torch_internals
-from autoddp.launch.rendezvous import listen
 from tests.support.cli import environ, fork_cli, run_cli, run_python
 from tests.support.ports import free_port
 
@@ -32,7 +27,7 @@ def script(tmp_path):
     return path
 
 
-def by_hand(path, size, *options, more=None):
+def by_hand(path, size, more=None):
     """`autoddp run` as each rank of a job that nobody's agent hosts the store of."""
     job = {
         "WORLD_SIZE": str(size),
@@ -42,7 +37,7 @@ def by_hand(path, size, *options, more=None):
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "autoddp", "run", *options, str(path), "x"],
+            [sys.executable, "-m", "autoddp", "run", str(path), "x"],
             env=environ(job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (more or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -78,25 +73,6 @@ def test_by_hand_rank_0_hosts_the_store_to_the_end(tmp_path):
     (out, err, rc), (out1, err1, rc1) = by_hand(path, 2)
     assert (rc, rc1) == (0, 0), err + err1
     assert (out, out1) == ("0\n", "")
-
-
-def test_where_a_worker_of_ray_serves_a_store_ranks_meet_there(script):
-    store = torch_internals.store_behind(listen())
-    more = {"MASTER_PORT": str(store.port), "RAY_JOB_ID": "01000000", "NODE_RANK": "0"}
-    (out, err, rc), (out1, err1, rc1) = by_hand(script, 2, more=more)
-    assert (rc, rc1) == (0, 0), err + err1
-    assert (out, out1) == ("0 2 False ['x'] []\n", "")
-
-
-def test_a_port_where_something_else_listens_is_said(script):
-    store = torch_internals.store_behind(listen())  # a stranger's, as far as rank 0 knows
-    more = {"MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ((out, err, rc),) = by_hand(script, 1, more=more)
-    assert (rc, out) == (2, "")
-    assert err == (
-        f"[autoddp] MASTER_PORT is {store.port}, where rank 0 cannot listen: another process does; "
-        "give the job a free port\n"
-    )
 
 
 def test_a_joined_rank_that_fails_alone_is_named(tmp_path):
@@ -154,35 +130,3 @@ def test_children_start_nothing(tmp_path):
     )
     done = fork_cli("run", "-n", 2, path)
     assert (done.rc, done.out) == (0, "[]\n1\n\n"), done.err
-
-
-def test_loader_workers_end_with_a_killed_rank(tmp_path):
-    """A rank that the kernel ends with its launcher leaves no loader's worker either."""
-    path = tmp_path / "s.py"
-    path.write_text(
-        "import autoddp, os, time, torch\n"
-        "from torch.utils.data import DataLoader, Dataset\n"
-        "class Slow(Dataset):\n"
-        "    def __len__(self): return 1000\n"
-        "    def __getitem__(self, i):\n"
-        f"        open(f'{tmp_path}/worker{{os.getpid()}}', 'w').close()\n"
-        "        time.sleep(0.05)\n        return torch.zeros(1)\n"
-        "if __name__ == '__main__':\n"
-        "    for batch in DataLoader(Slow(), batch_size=2, num_workers=1): pass\n"
-    )
-    command = "-m autoddp run -q -n 2 --loading each"  # a worker for each rank
-    launcher = subprocess.Popen([sys.executable, *command.split(), str(path)], env=environ())
-    try:
-        deadline = time.monotonic() + 30
-        while len(list(tmp_path.glob("worker*"))) < 2:
-            assert time.monotonic() < deadline
-            assert launcher.poll() is None
-            time.sleep(0.05)
-    finally:
-        launcher.send_signal(signal.SIGKILL)
-        launcher.wait(10)
-    workers = [int(file.name[len("worker") :]) for file in tmp_path.glob("worker*")]
-    deadline = time.monotonic() + 15  # torch's workers look for their parent every 5 seconds
-    while any(os.path.exists(f"/proc/{pid}") for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]

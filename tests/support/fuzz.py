@@ -64,11 +64,3 @@ def refusal(act: Callable[[], Any]) -> tuple[Any, str | None]:
         assert text, "an error says what is wrong"
         assert len(text.splitlines()) == 1, f"more than a line: {text!r}"
         return None, text
-
-
-def number(text: str) -> int | None:
-    """The whole number that a text is, as Python reads it."""
-    try:
-        return int(text)
-    except ValueError:
-        return None
