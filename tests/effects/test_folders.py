@@ -44,22 +44,6 @@ def test_a_folder_that_must_not_exist_is_made_once(on, tmp_path, nproc):
     assert (tmp_path / "a/b").is_dir()
 
 
-def test_the_next_free_run_folder_is_the_same_on_all_ranks(on, tmp_path):
-    def script(run):
-        time.sleep(0.05 * run.world.rank)
-        number = 0
-        while os.path.exists(f"run{number}"):
-            number += 1
-        os.makedirs(f"run{number}")
-        torch.save(number, f"run{number}/model.pt")
-        again = len(glob.glob("run*"))
-        Path(f"run{again}").mkdir()
-        return number, again, len(os.listdir())
-
-    (tmp_path / "run0").mkdir()
-    assert on(script, 3) == [(1, 2, 3)] * 3
-
-
 def test_questions_are_answered_by_rank_0(on, tmp_path):
     (tmp_path / "data" / "sub").mkdir(parents=True)
     for name in ("b", "a", "sub/c"):
@@ -126,25 +110,6 @@ def test_temporary_names_are_rank_0s(on):
     zero, one = on(script)
     assert zero == one
     assert not any(os.path.exists(path) for path in zero[:4])
-
-
-def nothing_asked(rank):
-    """As a script's first line finds it: whoever made the process may have asked."""
-    tempfile.tempdir = None
-
-
-def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_path):
-    """Afterwards Python asks no variable any more, nor do ranks that rank 0 made files for."""
-
-    def script(run):
-        Path("a").write_text("a")
-        for name in ("b", "c"):
-            os.environ["TMPDIR"] = str(tmp_path / name)
-            os.makedirs(name, exist_ok=True)
-            tempfile.mkstemp()
-        return tempfile.gettempdir()
-
-    assert on(script, 3, before=nothing_asked) == [str(tmp_path / "b")] * 3
 
 
 def test_a_change_is_made_once_and_returns_what_it_returns_in_one_process(on, tmp_path):
