@@ -112,6 +112,25 @@ def test_temporary_names_are_rank_0s(on):
     assert not any(os.path.exists(path) for path in zero[:4])
 
 
+def nothing_asked(rank):
+    """As a script's first line finds it: whoever made the process may have asked."""
+    tempfile.tempdir = None
+
+
+def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_path):
+    """Afterwards Python asks no variable any more, nor do ranks that rank 0 made files for."""
+
+    def script(run):
+        Path("a").write_text("a")
+        for name in ("b", "c"):
+            os.environ["TMPDIR"] = str(tmp_path / name)
+            os.makedirs(name, exist_ok=True)
+            tempfile.mkstemp()
+        return tempfile.gettempdir()
+
+    assert on(script, 3, before=nothing_asked) == [str(tmp_path / "b")] * 3
+
+
 def test_a_change_is_made_once_and_returns_what_it_returns_in_one_process(on, tmp_path):
     def script(run):
         os.makedirs("from/inner")
