@@ -54,33 +54,6 @@ def checkpoints(pause):
     )
 
 
-def folders(pause):
-    """Cleared, made, filled beside, put in place, copied, moved, packed."""
-    seen = []
-    for turn in range(3):
-        if os.path.isdir("out"):
-            shutil.rmtree("out")
-        pause()
-        os.mkdir("out")  # raises if it is there
-        os.makedirs("tmp-out/sub")
-        Path("tmp-out/sub/a").write_text(f"{turn}")
-        pause()
-        os.rename("tmp-out", "out/final")
-        Path("out/final/sub/b").write_text(Path("out/final/sub/a").read_text() * 2)
-        shutil.copytree("out/final", "out/copy")
-        shutil.move("out/copy/sub/a", "out/moved")
-        pause()
-        shutil.copy2("out/moved", "out/again")
-        seen.append(sorted(f"{root}:{sorted(files)}" for root, _, files in os.walk("out")))
-        with contextlib.suppress(OSError):
-            os.rmdir("out")
-        pause()
-    shutil.make_archive("packed", "tar", "out", "final")
-    shutil.unpack_archive("packed.tar", "unpacked")
-    os.remove("packed.tar")  # it holds times
-    return seen, Path("unpacked/final/sub/b").read_text(), os.path.getsize("out/final/sub/b")
-
-
 def beside(pause):
     """huggingface_hub, joblib, safetensors: a temporary name first, in the same folder."""
     os.makedirs("cache", exist_ok=True)
@@ -117,26 +90,4 @@ def beside(pause):
     )
 
 
-def links(pause):
-    """`latest` points to the last run."""
-    said = []
-    for turn in range(3):
-        os.makedirs(f"run{turn}")
-        Path(f"run{turn}/a").write_text(f"{turn}")
-        if os.path.islink("latest"):
-            said.append(os.readlink("latest"))
-            pause()
-            os.unlink("latest")
-        os.symlink(f"run{turn}", "latest")
-        pause()
-        with open("latest/a", "a") as file:
-            file.write("+")
-        said.append(Path("latest/a").read_text())
-        os.symlink("latest", "new")
-        os.replace("new", "newest")
-        said.append(Path("newest/a").read_text())
-        pause()
-    return said, os.path.realpath("newest").rpartition("/")[2]
-
-
-PATTERNS = (next_folder, checkpoints, folders, beside, links)
+PATTERNS = (next_folder, checkpoints, beside)

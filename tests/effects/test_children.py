@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import tempfile
 import time
 from concurrent import futures as futures_of
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -29,64 +28,12 @@ def alike(script, nproc, folder):
     return first
 
 
-def add(number):
-    """Write a file, read it, add to another: slower on rank 0, so that nobody waits by chance."""
-    time.sleep(0.2 if LEADS else 0)
-    Path(f"part{number}").write_text(f"{number}")
-    assert Path(f"part{number}").read_text() == f"{number}"
-    with open("all", "a") as file:
-        file.write("x")
-    return number * number
-
-
 LEADS: list[bool] = []  # of this process: each rank is a fork
 
 
 def ready(run):
     if run.world.rank == 0:
         LEADS.append(True)
-
-
-def test_a_pools_files_are_written_once_and_nothing_stays_behind(tmp_path):
-    made = tmp_path / "tmp"
-    made.mkdir()
-
-    def before(rank):
-        os.environ["TMPDIR"], tempfile.tempdir = str(made), None
-
-    def script(run):
-        ready(run)
-        with FORK.Pool(2) as pool:
-            found = [pool.map(add, range(3)), Path("part2").read_text(), Path("all").read_text()]
-            found += [pool.apply_async(add, (3,)).get(60), Path("part3").read_text()]
-            found += [list(pool.imap(add, [4, 5])), Path("part5").read_text()]
-            found += [list(pool.imap_unordered(add, [7, 6]))]
-            pool.close()
-            pool.join()
-        return found, Path("all").read_text()
-
-    (found, everything), other = on_ranks(script, 2, *ALL, folder=tmp_path, before=before)
-    assert other == (found, everything)
-    assert found[:7] == [[0, 1, 4], "2", "xxx", 9, "3", [16, 25], "5"]
-    assert found[7] == [49, 36]
-    assert everything == "x" * 8
-    assert not list(made.iterdir())
-
-
-def test_processes_and_executors_too(tmp_path):
-    def script(run):
-        ready(run)
-        process = FORK.Process(target=add, args=(1,))
-        process.start()
-        process.join()
-        found = [Path("part1").read_text(), process.exitcode, process.is_alive()]
-        with ProcessPoolExecutor(2, FORK) as executor:
-            found += [executor.submit(add, 2).result(), Path("part2").read_text()]
-            found += [list(executor.map(add, [3, 4])), Path("part4").read_text()]
-            executor.submit(add, 5)
-        return [*found, Path("part5").read_text(), Path("all").read_text()]
-
-    assert alike(script, 2, tmp_path) == ["1", 0, False, 4, "2", [9, 16], "4", "5", "xxxxx"]
 
 
 def later(number, results=None):

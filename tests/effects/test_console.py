@@ -1,59 +1,12 @@
-# ruff: noqa: SIM115 - the standard streams stay open
-import os
-import select
 import sys
 from functools import partial
 
 import pytest
 
-from autoddp.effects.console import ONLY_RANK_0, Console
-from tests.effects.outward import on_ranks, raised
 from tests.support.terminal import in_pipe, in_terminal
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture
-def on(tmp_path):
-    def on(script, nproc=2, typed="", **more):
-        """What `script` returns on 2 ranks, with `typed` on rank 0's standard input."""
-        (tmp_path / "typed").write_text(typed)
-        more.setdefault("before", give)
-        return on_ranks(script, nproc, Console, folder=tmp_path, **more)
-
-    return on
-
-
-def give(rank):
-    """As the worker does: rank 0 has the input, the others have none; they write to a log."""
-    handle = os.open("typed" if rank == 0 else os.devnull, os.O_RDONLY)
-    os.dup2(handle, 0)
-    sys.stdin = open(0, closefd=False)
-    log = os.open(f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for number in (1, 2):
-        os.dup2(log, number)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", closefd=False)
-
-
-def test_what_is_typed_reaches_all_ranks(on):
-    def script(run):
-        return input("name? "), input(), sys.stdin.readline(), list(sys.stdin), raised(input)
-
-    lines = ("a", "b", "c\n", ["d\n", "e"], ("EOFError", "EOF when reading a line"))
-    assert on(script, 3, "a\nb\nc\nd\ne") == [lines] * 3
-
-
-def test_what_else_is_asked_of_the_terminal_is_each_ranks_and_that_is_said(on):
-    def script(run):
-        select.select([], [], [], 0)
-        select.select([sys.stdin], [], [], 0)
-        return [decision.what for decision in run.report.of("console")]
-
-    assert on(script) == [[f"select.select: {ONLY_RANK_0}"]] * 2
-
-
-# ---- the command, beside python, in a real terminal and in a pipe
 
 EVERY_WAY = """
 import ctypes, getpass, logging, os, select, shutil, subprocess, sys, termios, tty, warnings

@@ -63,14 +63,6 @@ def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(
     assert on(pointed, nproc) == (alone * nproc, asked)
 
 
-def test_weights_are_loaded_once_and_by_all(on, server, tmp_path):
-    def script(run):
-        loaded = torch.hub.load_state_dict_from_url(f"{server.url}/w.pt", "weights", progress=False)
-        return loaded["w"].tolist()
-
-    assert on(script, 3) == ([[1.0, 1.0]] * 3, {"w.pt": 1})
-
-
 def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
     on, server, monkeypatch
 ):

@@ -1,5 +1,4 @@
 import importlib.util
-import io
 import os
 import stat
 import sys
@@ -95,18 +94,6 @@ def test_a_failure_in_the_midst_of_writing_raises_on_all_ranks_with_the_users_pa
     assert [kind for kind, _ in zero] == ["OSError", "OSError"]
     assert (tmp_path / "old.npy").read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["old.npy", "x.bin"]
-
-
-def test_a_save_to_memory_or_to_an_open_file_is_plain(on, tmp_path):
-    def script(run):
-        buffer = io.BytesIO()
-        torch.save(run.world.rank, buffer)
-        with open("file.pt", "wb") as file:
-            torch.save(run.world.rank, file)
-        buffer.seek(0)
-        return torch.load(buffer), torch.load("file.pt")
-
-    assert on(script) == [(0, 0), (1, 0)]
 
 
 def test_worker_processes_and_the_fetch_of_a_data_set_are_left_alone(on, tmp_path):

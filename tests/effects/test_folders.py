@@ -44,22 +44,6 @@ def test_a_folder_that_must_not_exist_is_made_once(on, tmp_path, nproc):
     assert (tmp_path / "a/b").is_dir()
 
 
-def test_the_next_free_run_folder_is_the_same_on_all_ranks(on, tmp_path):
-    def script(run):
-        time.sleep(0.05 * run.world.rank)
-        number = 0
-        while os.path.exists(f"run{number}"):
-            number += 1
-        os.makedirs(f"run{number}")
-        torch.save(number, f"run{number}/model.pt")
-        again = len(glob.glob("run*"))
-        Path(f"run{again}").mkdir()
-        return number, again, len(os.listdir())
-
-    (tmp_path / "run0").mkdir()
-    assert on(script, 3) == [(1, 2, 3)] * 3
-
-
 def test_questions_are_answered_by_rank_0(on, tmp_path):
     (tmp_path / "data" / "sub").mkdir(parents=True)
     for name in ("b", "a", "sub/c"):

@@ -14,7 +14,7 @@ import pytest
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
-from autoddp.effects.library_files import BY_URI, Holders
+from autoddp.effects.library_files import Holders
 from autoddp.effects.temporary import Temporary
 from tests.effects.outward import on_ranks, raised
 from tests.effects.test_who_writes import SEEN, watch
@@ -140,12 +140,3 @@ def test_what_is_held_open_is_written_once_and_read_by_all(script, tmp_path):
     for name in os.listdir(one):  # the others tell when they were written
         if name.endswith((".map", ".npy", ".zip", ".dat", ".db")):
             assert (many / name).read_bytes() == (one / name).read_bytes(), name
-
-
-def test_a_database_that_a_uri_names_is_opened_by_every_rank_and_that_is_said(tmp_path):
-    def script(run):
-        for query in ("?mode=memory", ""):
-            sqlite3.connect(f"file:{run.world.rank}.db{query}", uri=True).close()
-        return [decision.what for decision in run.report.of("holders")]
-
-    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [[BY_URI]] * 2

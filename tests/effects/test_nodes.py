@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
-import pickle
-import shutil
-import sqlite3
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
 
 from autoddp import torch_internals
 from autoddp.comm.world import World
@@ -56,7 +49,7 @@ def on(place):
     for name in ("at", "tmp", "node0", "node1", "tmp0", "tmp1"):
         (place / name).mkdir()
 
-    def on(script: Callable[[Any], Any], nproc: int = 2, shared: bool = False) -> list[Any]:
+    def on(script: Callable[[Any], Any], nproc: int = 2) -> list[Any]:
         def rank(group):
             node = min(group.rank, 1)
             assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
@@ -64,7 +57,7 @@ def on(place):
             sh(
                 "mount",
                 "--bind",
-                str(place / f"node{0 if shared else node}"),
+                str(place / f"node{node}"),
                 str(place / "at"),
             )
             sh("mount", "--bind", str(place / f"tmp{node}"), str(place / "tmp"))
@@ -89,92 +82,6 @@ def on(place):
 
     on.folder = place
     return on
-
-
-class Reads(Dataset):
-    """What is in a file, read where the sample is fetched."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, at):
-        return int(Path(self.path).read_text())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
-def test_each_node_has_what_was_written_and_reads_it(on, shared):
-    def script(run):
-        os.makedirs("a/b")
-        torch.save(torch.ones(2), "a/x.pt")
-        np.save("a/x.npy", np.arange(3))
-        Path("a/b/text").write_text("12")
-        with open("a/log", "a") as log:
-            log.write("1\n")
-        with open("a/log", "r+") as log:
-            log.seek(0, 2)
-            log.write("2\n")
-        seen = [torch.load("a/x.pt", mmap=True).tolist(), np.load("a/x.npy").tolist()]
-        for workers in (0, 1):
-            seen += [batch.tolist() for batch in DataLoader(Reads("a/b/text"), num_workers=workers)]
-        os.symlink("b/text", "a/link")
-        shutil.copytree("a", "c")
-        shutil.move("a/log", "c/b")
-        os.rename("c", "d")
-        seen += [Path(name).read_text() for name in ("a/link", "d/b/log", "d/b/text")]
-        seen += [sorted(glob.glob("d/**", recursive=True)), raised(Path("a/log").read_text)]
-        os.chdir("d/b")
-        seen.append([os.getcwd(), Path("log").read_text()])
-        os.chdir("../..")
-        shutil.rmtree("d")
-        thread = threading.Thread(target=lambda: Path("a/thread").write_text("t"))
-        thread.start()
-        thread.join()
-        with sqlite3.connect("a/base") as base:
-            base.execute("create table t (x)")
-        base.close()
-        run.group.barrier()
-        return pickle.dumps([seen, Path("a/thread").read_text()])
-
-    zero, *others = on(script, 3, shared)
-    seen, _ = pickle.loads(zero)
-    assert others == [zero] * 2
-    assert seen[:6] == [[1.0, 1.0], [0, 1, 2], *[[12]] * 4]
-    assert seen[6:9] == ["12", "1\n2\n", "12"]
-    assert seen[10] == ("FileNotFoundError", "[Errno 2] No such file or directory: 'a/log'")
-    zero, one = (contents(on.folder / f"node{node}") for node in (0, 1))
-    assert sorted(zero) == ["a/b/text", "a/base", "a/link", "a/thread", "a/x.npy", "a/x.pt"]
-    assert one == ({} if shared else zero)
-    assert [list((on.folder / f"tmp{node}").iterdir()) for node in (0, 1)] == [[], []]
-
-
-def test_what_is_temporary_has_one_name_on_all_nodes_and_goes_on_all(on):
-    def script(run):
-        folder, seen = tempfile.mkdtemp(), []
-        with tempfile.TemporaryDirectory() as other:
-            torch.save(torch.ones(2), f"{other}/best.pt")
-            seen.append(torch.load(f"{other}/best.pt").tolist())
-            with run.effects.context.internal():
-                seen += [os.path.isdir(name) for name in (folder, other)]
-        handle, name = tempfile.mkstemp(suffix=".bin")
-        os.write(handle, b"x")
-        os.close(handle)
-        os.replace(name, f"{folder}/kept")
-        seen.append(Path(folder, "kept").read_text())
-        with tempfile.NamedTemporaryFile() as file:
-            seen.append(os.path.exists(file.name))
-        shutil.rmtree(folder)
-        run.group.barrier()  # the rank of a node that made a folder removes it
-        with run.effects.context.internal():
-            return [*seen, [x for x in os.listdir(tempfile.gettempdir()) if x[:3] != "aut"]]
-
-    assert on(script, 3) == [[[1.0, 1.0], True, True, "x", True, []]] * 3
 
 
 def test_what_goes_wrong_on_a_node_alone_is_one_error_that_names_it_on_all_ranks(on):

@@ -5,14 +5,11 @@ import gc
 import gzip
 import io
 import json
-import logging
-import logging.handlers
 import os
 import pickle
 import stat
 import tarfile
 import threading
-import time
 import zipfile
 from pathlib import Path
 
@@ -20,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from autoddp.effects.clocks import Clocks
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
@@ -121,22 +117,6 @@ def test_whatever_a_script_writes_has_the_bytes_of_one_process_and_each_rank_rea
     assert zero == one == {name: data for name, (_, data) in contents(tmp_path / "one").items()}
 
 
-def test_an_open_file_looks_as_one_of_pythons(on, tmp_path):
-    def seen(folder):
-        made = []
-        os.mkdir(folder)
-        for mode, size in (("w", -1), ("wb", -1), ("ab", 0), ("w+b", -1)):
-            with open(f"{folder}/{mode}", mode, size) as file:
-                text = isinstance(file, io.TextIOBase), isinstance(file, io.RawIOBase)
-                made += [*text, repr(file).replace(folder, ""), file.name[len(folder) :], file.mode]
-            made += [file.closed, raised(lambda f=file: f.write("a"))]
-        return made
-
-    os.chdir(tmp_path)
-    plain = seen("plain")
-    assert on(lambda run: seen("ranks")) == [plain] * 2
-
-
 # ---- what fails
 
 
@@ -197,28 +177,6 @@ def test_what_may_not_be_written_is_refused_on_all_ranks_alike(on, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "locked"]
 
 
-def test_no_room_for_the_copies_of_another_rank_ends_the_job_with_the_way_out(on, tmp_path):
-    with mounted(tmp_path / "tmp"):
-
-        def crowded(rank):
-            import tempfile
-
-            tempfile.tempdir = str(tmp_path / "tmp") if rank else None
-
-        def script(run):
-            try:
-                with open("big", "w") as file:
-                    file.write("x" * BIG)
-            except OSError:
-                return "handled"  # and so apart from rank 0
-            return "done"
-
-        with pytest.raises(
-            AssertionError, match=r"rank 1 cannot keep its copy of .*/big: No space left .* TMPDIR"
-        ):
-            on(script, before=crowded)
-
-
 # ---- threads, and the collector of cycles
 
 
@@ -269,26 +227,6 @@ def test_a_thread_writes_on_rank_0_and_nobody_waits(on, tmp_path):
 
     assert on(script) == [(["t"], 20)] * 2
     assert (tmp_path / "own").read_text() == "t"
-
-
-def test_a_log_is_rotated_by_rank_0s_clock_and_by_size(tmp_path):
-    def script(run):
-        log = logging.getLogger("rotating")
-        log.propagate = False
-        log.addHandler(logging.handlers.TimedRotatingFileHandler("timed", when="S"))
-        log.addHandler(logging.handlers.RotatingFileHandler("sized", maxBytes=39, backupCount=9))
-        for step in range(6):
-            time.sleep(0.2 + 0.2 * run.world.rank)
-            log.warning("record %d of a log", step)
-        for handler in list(log.handlers):
-            handler.close()
-        return sorted(os.listdir()), Path("sized.1").read_text()
-
-    zero, one = on_ranks(script, 2, *OPEN, Clocks, folder=tmp_path)
-    assert zero == one
-    assert zero[0] == sorted(os.listdir(tmp_path))
-    assert len([name for name in zero[0] if name.startswith("timed.")]) > 1
-    assert "sized.2" in zero[0]
 
 
 # ---- descriptors

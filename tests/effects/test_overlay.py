@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,39 +81,3 @@ def test_a_library_finds_one_processs_world_and_leaves_one_processs_files(
 
     assert on_ranks(script, nproc, *FEATURES, folder=tmp_path / "ranks") == [want] * nproc
     assert files(tmp_path / "ranks") == files(tmp_path / "one")
-
-
-def by_a_thread():
-    """What a thread finds of what it makes, renames and removes; no pattern: ranks are apart."""
-    os.makedirs("new/sub")
-    Path("new/a").write_text("a")
-    with open("new/a", "a") as file:
-        file.write("+")
-    os.rename("new/a", "new/sub/b")
-    os.rename("old/renamed", "new/renamed")
-    Path("new/scratch").write_text("x")
-    for name in ("new/scratch", "old/removed"):
-        os.remove(name)
-    shutil.copytree("new/sub", "new/copy")
-    shutil.rmtree("new/sub")
-    os.symlink("copy", "new/link")
-    texts = [Path(name).read_text() for name in ("new/copy/b", "new/renamed", "new/link/b")]
-    return texts, {"kept"} & {*os.listdir("old")}, {"copy", "link"} - {*os.listdir("new")}
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_thread_of_each_rank_finds_what_it_has_made_itself(tmp_path, late):
-    """No rank waits for another's thread; rank 0's alone is on the disk."""
-
-    def script(run):
-        os.mkdir("old")
-        for name in ("removed", "renamed", "kept"):
-            Path("old", name).write_text(name)
-        time.sleep(0.5 * (run.world.rank == late))
-        with ThreadPoolExecutor() as threads:
-            return threads.submit(by_a_thread).result()
-
-    want = ["a+", "renamed", "a+"], {"kept"}, set()
-    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [want] * 2
-    left = sorted(path.name for path in tmp_path.rglob("*"))
-    assert left == ["b", "copy", "kept", "link", "new", "old", "renamed"]

@@ -1,8 +1,6 @@
-import multiprocessing
 import os
 import random
 import secrets
-import threading
 import types
 import uuid
 
@@ -50,21 +48,6 @@ def test_seeds_are_rank_0s(on):
 
     zero, one = on(script)
     assert zero == one
-
-
-def test_the_scripts_own_seed_is_honoured(on):
-    def script(run):
-        torch.manual_seed(3)
-        random.seed(3)
-        np.random.seed(3)
-        rng = np.random.default_rng(3)
-        return draws(), float(rng.random()), random.Random(3).random()
-
-    torch.manual_seed(3)
-    random.seed(3)
-    np.random.seed(3)
-    one = draws(), float(np.random.default_rng(3).random()), random.Random(3).random()
-    assert on(script) == [one, one]
 
 
 MADE = {
@@ -154,25 +137,6 @@ def test_a_rank_that_draws_alone_disturbs_nobody(on, tmp_path):
     zero, one = on(script)
     assert zero == one
     assert len({*zero[0], *zero[1:]}) == 6
-
-
-def eight():
-    return os.urandom(8)
-
-
-def test_a_thread_and_a_forked_child_draw_their_own(on):
-    def script(run):
-        drawn = []
-        thread = threading.Thread(target=lambda: drawn.append(os.urandom(8)))
-        thread.start()
-        thread.join()
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            drawn.append(pool.apply(eight))
-        return drawn, os.urandom(8)
-
-    (zero, same), (one, agreed) = on(script)
-    assert not set(zero) & set(one)
-    assert same == agreed
 
 
 def test_names_that_every_rank_makes_are_its_own(on, tmp_path):

@@ -117,35 +117,3 @@ def test_wandb_has_one_run(tmp_path):
     assert Path(answers[2], "note.txt").read_text() == "by the script"
     assert len(glob.glob(f"{answers[2]}/media/images/*.png")) == 1
     assert os.listdir(tmp_path) == ["wandb"]
-
-
-COMET = """
-class CometExperiment:
-    def __init__(self, project_name=None, disabled=False):
-        self.disabled = disabled
-class Online(CometExperiment):
-    def __init__(self, **more):
-        super().__init__(**more)
-"""
-AIM = """
-class Run:
-    def __init__(self, run_hash=None, *, repo=None, system_tracking_interval=10,
-                 capture_terminal_logs=True):
-        self.repo, self.watched = repo, bool(system_tracking_interval or capture_terminal_logs)
-"""
-
-
-def test_comet_is_disabled_and_aim_kept_apart_on_ranks_above_0(tmp_path, monkeypatch):
-    """By modules that take their arguments, as these packages are large."""
-    for name, text in (("comet_ml/experiment.py", COMET), ("aim/sdk/run.py", AIM)):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def script(run):
-        aim = import_module("aim.sdk.run").Run(repo="here")
-        online = import_module("comet_ml.experiment").Online(project_name="x")
-        return online.disabled, aim.watched, aim.repo == "here"
-
-    apart = (True, False, False)
-    assert on_ranks(script, 3, *FEATURES, folder=tmp_path) == [(False, True, True), apart, apart]

@@ -73,14 +73,6 @@ def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
     assert [said for _, said in others] == [[], []]
 
 
-def test_what_is_guarded_is_not_said(on):
-    def script(run, xyz):
-        if run.world.rank == 0:
-            xyz.past("model")
-
-    assert on(script)[0][1] == []
-
-
 def test_with_strict_it_is_refused_before_it_is_done(on, tmp_path):
     def script(run, xyz):
         if run.world.rank == 0:

@@ -147,28 +147,6 @@ def test_a_save_that_one_rank_makes_amid_an_epoch_is_an_error(tmp_path):
     on_ranks(script, RANKS, **local("5"))
 
 
-@script
-def two_optimizers():
-    models, seen = [mlp(), mlp()], []
-    optimizers = [sgd(model) for model in models]
-    for n, (x, y) in enumerate(batches(20, 4)):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            if model is models[0] or n % 2:
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-        seen.append([weights(model) for model in models])
-    return seen
-
-
-def test_two_optimizers_have_their_own_periods(every_second):
-    zero, one = every_second["two_optimizers"]
-    same = [
-        [equal(pair) for pair in zip(a, b, strict=True)] for a, b in zip(zero, one, strict=True)
-    ]
-    assert same == [[False, True], [True, False], [False, False], [True, True], [False, True]]
-
-
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(BadInput, match="with --view global, where all ranks train one model"):
         Options(average_every="4")

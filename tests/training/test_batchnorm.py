@@ -51,11 +51,6 @@ def two_dimensions():
 
 
 @script
-def without_weights():
-    return steps(net(2, affine=False), data(2))
-
-
-@script
 def a_cumulative_average():
     return steps(net(2, momentum=None), data(2))
 
@@ -85,21 +80,6 @@ def the_function_on_a_batch():
 
 
 @script
-def frozen_statistics():
-    model = net(2)
-    model[1].eval()
-    return steps(model, data(2))
-
-
-@script
-def two_forwards_before_one_backward():
-    model = net(1)
-    for (x,) in data(1):
-        ((model(x) - model(x * 2 + 1)) ** 3).mean().backward()
-    return weights(model), grads(model)
-
-
-@script
 def a_second_derivative():
     model = net(1)
     (x,) = next(iter(data(1)))
@@ -107,34 +87,6 @@ def a_second_derivative():
     (g,) = torch.autograd.grad((model(x) ** 3).sum(), x, create_graph=True)
     (g**2).sum().backward()
     return g, grads(model)
-
-
-@script
-def whole_and_then_by_rows_before_one_backward():
-    model, alone = net(2), torch.randn(1, *SHAPES[2])
-    optimizer = sgd(model)
-    for (x,) in data(2):
-        optimizer.zero_grad()
-        (model(alone).mean() + (model(x) ** 3).mean() + model(alone).mean()).backward()
-        optimizer.step()
-    return weights(model), model[1].running_var._version
-
-
-def turned(model, loader, training):
-    """As tokens of an image: the gradient comes to BatchNorm with its channels last."""
-    optimizer = sgd(model)
-    for (x,) in loader:
-        model[1].train(training)
-        optimizer.zero_grad()
-        out = model[1](model[0](x)).flatten(2).transpose(1, 2).contiguous()
-        out.cumsum(1).sin().mean().backward()
-        optimizer.step()
-    return weights(model)
-
-
-@script
-def one_row_that_lies_otherwise():
-    return turned(net(2), data(2), True), turned(net(2), data(2), False)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +101,7 @@ def test_statistics_are_those_of_the_batch(seen, name, nproc):
 
 
 def test_normalizing_gathers_nothing(seen):
-    for name in ("two_dimensions", "without_weights", "a_cumulative_average", "channels_last"):
+    for name in ("two_dimensions", "a_cumulative_average", "channels_last"):
         gathered = seen[2][name][0].decisions.get("gather", ())
         assert not [d for d in gathered if not d.endswith(": cat")], gathered  # of what it returns
 

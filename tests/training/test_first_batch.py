@@ -84,7 +84,6 @@ def nodes(tmp_path, mine, theirs, *args, options=()):
 
 WAYS = {
     "rows": (["rows", "0"], "its first batch "),
-    "rows, by workers": (["rows", "1"], "its first batch "),
     "once on each node": (["drawn", "0"], "its first batch "),
     "every rank all": (["each", "0"], "its first batch "),
 }
@@ -105,15 +104,6 @@ def test_data_that_differs_is_named_at_the_first_batch(way, tmp_path):
     told = "".join(err for _, err, _ in ended)  # on the node whose rank has failed first
     assert f"Disagreement: DataLoader at s.py:{LINE}: {said}is not the same on all" in told
     assert "the nodes read different data; give all of them the same files" in told
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("way", ["rows", "once on each node", "every rank all"])
-def test_data_that_is_the_same_is_read_as_ever(way, tmp_path):
-    args, _ = WAYS[way]
-    (out, err, code), (_, other, code2) = nodes(tmp_path, X, X, *args, options=options(args))
-    assert (code, code2) == (0, 0), err + other
-    assert out == f"{2 * X.sum().item():.4f} {2 * len(X)}\n", "no row was read twice or left out"
 
 
 @pytest.mark.cluster

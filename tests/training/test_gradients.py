@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 from autoddp.errors import Disagreement
 from autoddp.view import full
-from autoddp.view.order import Order
 from tests.support.training import (
     TWO_OR_THREE,
     Runs,
@@ -17,7 +16,6 @@ from tests.support.training import (
     mlp,
     on_ranks,
     sgd,
-    train,
     weights,
 )
 
@@ -30,32 +28,11 @@ def first(loader=None):
 
 
 @script
-def a_list_of_losses_with_seeds():
-    model, (x, y) = mlp(), first()
-    out = model(x)
-    torch.autograd.backward(
-        [F.cross_entropy(out, y), (out**2).mean()], [torch.tensor(2.0), torch.tensor(0.5)]
-    )
-    return grads(model)
-
-
-@script
 def a_seed_for_every_row():
     model, (x, y) = mlp(), first()
     F.cross_entropy(model(x), y, reduction="none").backward(torch.arange(5.0))
     model(x).backward(torch.ones(5, 3))
     return grads(model)
-
-
-@script
-def a_graph_of_the_gradients():
-    model, (x, y) = mlp(), first()
-    F.cross_entropy(model(x), y).backward(create_graph=True)
-    norm = sum((p.grad**2).sum() for p in model.parameters())
-    (2 * norm).backward()
-    found = norm.item(), grads(model)
-    model.zero_grad()
-    return found
 
 
 def game(sets, steps):
@@ -76,89 +53,6 @@ def game(sets, steps):
 @script
 def more_sets_than_reducers_are_kept():
     return game(6, 2)
-
-
-@script
-def an_exception_in_mid_backward():
-    model, found = mlp(), []
-    optimizer = sgd(model)
-
-    class Refuses(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            raise ValueError("no gradient today")
-
-    for step, (x, y) in enumerate(batches(22, 5)):
-        optimizer.zero_grad()
-        hidden = model[1](model[0](x))
-        try:
-            F.cross_entropy(model[2](Refuses.apply(hidden) if step == 1 else hidden), y).backward()
-        except ValueError as error:
-            found.append(str(error))
-            continue
-        optimizer.step()
-    return found, weights(model)
-
-
-@script
-def a_reentrant_checkpoint():
-    body, head = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Tanh()), nn.Linear(6, 3)
-    optimizer = sgd(nn.ModuleList([body, head]))
-    for x, y in batches(22, 5):
-        optimizer.zero_grad()
-        inner = torch.utils.checkpoint.checkpoint(body, x.requires_grad_(), use_reentrant=True)
-        F.cross_entropy(head(inner), y).backward()
-        optimizer.step()
-    return weights(body, head), torch.rand(())
-
-
-@script
-def sparse_gradients():
-    table, head = nn.Embedding(11, 4, sparse=True), nn.Linear(4, 3)
-    bag = nn.EmbeddingBag(11, 4, sparse=True)
-    optimizer = torch.optim.SGD([*table.parameters(), *bag.parameters(), *head.parameters()], 0.5)
-    kinds = []
-    for _ in range(3):
-        tokens, y = torch.randint(11, (7, 3)), torch.randint(3, (7,))
-        optimizer.zero_grad()
-        F.cross_entropy(head(table(tokens).mean(1) + bag(tokens)), y).backward()
-        kinds.append((table.weight.grad.layout, bag.weight.grad.layout))
-        optimizer.step()
-    return kinds, table.weight.grad.to_dense(), weights(table, bag, head)
-
-
-@script
-def complex_leaves():
-    w = torch.randn(5, 3, dtype=torch.complex128, requires_grad=True)
-    optimizer = torch.optim.SGD([w], 0.1)
-    for x, y in batches(12, 5):
-        optimizer.zero_grad()
-        F.cross_entropy((x.to(torch.complex128) @ w).abs(), y).backward()
-        optimizer.step()
-    return w, w.grad
-
-
-@script
-def a_loss_that_is_a_leaf():
-    w = torch.tensor(2.0, requires_grad=True)
-    w.backward()
-    return w.grad
-
-
-@script
-def the_gradient_of_an_input():
-    model = mlp()
-    for x, y in batches(9, 5):
-        x.requires_grad_()
-        F.cross_entropy(model(x), y).backward()
-        shape, total = tuple(x.grad.shape), x.grad.abs().sum().item()
-    whole = torch.randn(6, 5, requires_grad=True)
-    F.cross_entropy(model(whole), torch.arange(6) % 3).backward()
-    return shape, total, whole.grad, grads(model)
 
 
 @script
@@ -220,33 +114,6 @@ def a_gradient_inside_a_forward():
     return found
 
 
-class Coordinates(nn.Module):
-    """A module that returns the leaf whose gradient the script asks for, as SIREN does."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = mlp(5, 1)
-
-    def forward(self, x):
-        x = x.clone().detach().requires_grad_()
-        return self.net(x), x
-
-
-@script
-def a_leaf_that_a_forward_returns():
-    model, losses = Coordinates(), []
-    optimizer = sgd(model)
-    for x, _ in batches(22, 5):
-        out, leaf = model(x)
-        (g,) = torch.autograd.grad(out, leaf, torch.ones_like(out), create_graph=True)
-        optimizer.zero_grad()
-        loss = (g.norm(dim=1) - 1).abs().mean()
-        loss.backward()
-        optimizer.step()
-        losses += [loss.item(), leaf.grad]
-    return losses, weights(model)
-
-
 @script
 def unused_are_none():
     model, unused = mlp(), nn.Linear(3, 3)
@@ -285,37 +152,6 @@ def no_gradient_is_no_zeros():
     threshold.grad = torch.ones(3)
     F.cross_entropy(Doubled.apply(model(x), threshold), y).backward()
     return found, threshold.grad, threshold.detach(), weights(model)
-
-
-@script
-def gradients_set_by_hand():
-    model = mlp()
-    optimizer = sgd(model)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    return weights(model)
-
-
-@script
-def leaves_that_come_later():
-    model = mlp()
-    losses = train(model, batches(12, 5))
-    model.add_module("3", nn.Linear(3, 3))
-    losses += train(model, batches(12, 5))
-    for p in model[0].parameters():
-        p.requires_grad_(False)
-    return losses + train(model, batches(12, 5)), weights(model)
-
-
-@script
-def a_model_that_is_cast_and_back():
-    model = mlp()
-    losses = []
-    for _ in range(3):  # each cast gives its parameters other accumulators
-        losses += train(model, batches(9, 5))
-        model.to(torch.complex128).to(torch.float64)
-    return losses, weights(model)
 
 
 @pytest.fixture(scope="module")
@@ -363,10 +199,3 @@ def test_parameters_that_differ_at_the_start_are_named():
 
     for said in on_ranks(script, 2):
         assert "parameter 2 of 4, of shape (3, 7), is not the same on all ranks" in said
-
-
-def test_numbers_of_parameters_that_are_gone_are_not_passed_on():
-    order = Order()
-    order.note([torch.ones(1) for _ in range(50)])  # gone at once: new ones may lie there
-    new = [torch.ones(1) for _ in range(50)]
-    assert all(a is b for a, b in zip(order.sorted(reversed(new)), reversed(new), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -114,18 +113,6 @@ def norms_and_clipping(run):
 
 
 @script
-def read_after_each_backward():
-    it, found = Accumulates(), []
-    for _ in range(4):
-        for _ in range(3):
-            it.backward()
-            found.append(grads(it.model))
-            averaged()
-        it.step()
-    return found, it.found()
-
-
-@script
 def one_is_read_and_kept(run):
     it = Accumulates()
     it.begin(run)
@@ -169,23 +156,6 @@ def gradients_that_are_set_or_taken_away(run):
 
 
 @script
-def zeroed_in_the_midst(run):
-    it = Accumulates()
-    for to_none in (True, False):
-        it.begin(run)
-        it.optimizer.zero_grad(set_to_none=to_none)
-        averaged()
-        it.backwards(3)
-        it.step()
-        for _ in range(2):
-            it.round(3)
-    it.backwards(2)
-    it.model.zero_grad()
-    it.backwards(1)
-    return it.found()
-
-
-@script
 def a_scaler(run):
     it, scaler, norms = Accumulates(optimizer=None), torch.amp.GradScaler("cpu", 8.0), []
     for number, count in enumerate((3, 3, 2, 3)):
@@ -215,29 +185,6 @@ def hooks_on_parameters(run):
     for _ in range(2):
         it.round(2)
     return seen, it.found()
-
-
-@script
-def two_players_in_turn(run):
-    """As in a GAN: one player's backwards lead to the other's leaves, or not."""
-    real, fake = nn.Linear(5, 4), nn.Linear(5, 5)
-    optimizers = [sgd(real), sgd(fake)]
-    data = iter(batches(120, 5))
-    for count in (2, 2, 3, 2):
-        for _ in range(count):
-            x, _ = next(data)
-            real(x).mean().backward()
-            (-real(fake(x).detach()).mean()).backward()
-        optimizers[0].step()
-        optimizers[0].zero_grad()
-        for _ in range(count):
-            x, _ = next(data)
-            real(fake(x)).square().mean().backward()
-        optimizers[1].step()
-        averaged()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    return weights(real, fake)
 
 
 @script
@@ -343,36 +290,6 @@ def raw_leaves_and_copies(run):
 
 
 @script
-def read_under_modes(run):
-    it, found = Accumulates(), []
-    for mode in (torch.inference_mode(), torch.device("cpu"), torch.no_grad()):
-        it.begin(run)
-        with mode:
-            pending(run)
-            found.append(it.model[0].weight.grad.sum().item())
-            averaged()
-        it.round(1)
-    return found, it.found()
-
-
-@script
-def gradients_of_a_batch_meanwhile(run):
-    it, found = Accumulates(), []
-    for count in (3, 3, 2):
-        for _ in range(count):
-            x, y = next(it.batches)
-            x.requires_grad_()
-            F.cross_entropy(it.model(x), y).backward()
-            found.append(x.grad.sum(0))
-            x.grad = None
-            found.append(x.grad)
-        if count == 2:
-            pending(run)
-        it.step()
-    return found, it.found()
-
-
-@script
 def a_compiled_function(run):
     it = Accumulates()
     it.begin(run)
@@ -395,53 +312,6 @@ def seen():
 @pytest.mark.parametrize("name", script)
 def test_numbers_are_those_of_one_process(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name], 1e-7 if "closure" in name else 1e-9)
-
-
-# ---- what is left out
-
-
-def traffic(group):
-    """Note how many numbers of gradients travel: by a reducer, or because they are read."""
-    found = []
-    memory, reduce, average = group.gradient_memory, None, group.all_reduce
-    reduce = memory.all_reduce
-
-    def by_reducer(x, op, share=1):
-        found.append(("reducer", x.numel()))
-        reduce(x, op, share)
-
-    def by_hand(x, *rest):
-        if x.numel() > 20:  # no loss
-            found.append(("read", x.numel()))
-        return average(x, *rest)
-
-    memory.all_reduce, group.all_reduce = by_reducer, by_hand
-    return found
-
-
-def travels(run, lengths):
-    torch._dynamo.reset()  # what a test before has compiled
-    found, it = traffic(run.group), Accumulates()
-    per_round = []
-    for count in lengths:
-        before = len(found)
-        for _ in range(count):
-            it.backward()
-        it.step()
-        per_round.append(found[before:])
-    return per_round
-
-
-ALL = sum(p.numel() for p in mlp().parameters())
-REDUCED, READ = ("reducer", ALL), ("read", ALL)
-
-
-@TWO_OR_THREE
-def test_the_last_backward_of_a_round_alone_is_averaged(nproc):
-    run = functools.partial(travels, lengths=(4, 4, 4, 1, 1, 4, 4))
-    want = [[REDUCED] * n for n in (4, 1, 1)]
-    want += [[READ], [REDUCED], [REDUCED] * 4, [REDUCED]]
-    assert on_ranks(run, nproc) == [want] * nproc
 
 
 # ---- the end, and where ranks are apart

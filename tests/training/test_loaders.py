@@ -5,16 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
     Sampler,
-    TensorDataset,
-    WeightedRandomSampler,
 )
 
 from autoddp.errors import Disagreement
@@ -92,68 +87,10 @@ def two_shuffled_epochs_and_the_generators_after():
 
 
 @script
-def what_a_loader_says_of_itself():
-    loader = batches(22, 8, drop_last=True)
-    inner = iter(loader)
-    shapes = [tuple(x.shape) for x, _ in inner]
-    facts = (
-        len(loader),
-        loader.batch_size,
-        len(inner),
-        loader.drop_last,
-        len(loader.dataset),
-        len(loader.sampler),
-    )
-    return facts, shapes, type(loader.sampler).__name__, type(loader.batch_sampler).__name__
-
-
-@script
-def samplers_of_many_kinds():
-    data = TensorDataset(torch.arange(11.0))
-    kinds = [
-        WeightedRandomSampler(torch.rand(11).tolist(), 11),
-        RandomSampler(data, replacement=True, num_samples=17),
-        DrawsBetween(11),
-    ]
-    found = [order(DataLoader(data, 4, sampler=kind)) for kind in kinds]
-    found += [order(DataLoader(data, batch_sampler=BatchSampler(DrawsBetween(11), 3, False)))]
-    found += [order(DataLoader(data, batch_sampler=[[1, 2, 3, 4], [5], [6, 7, 8]]))]
-    return found, draws()
-
-
-@script
 def a_generator_of_the_loaders_own():
     own = torch.Generator().manual_seed(5)
     loader = batches(11, 4, generator=own)
     return order(loader), order(loader), draws(), float(torch.rand((), generator=own))
-
-
-@script
-def worker_processes():
-    data = rows(13)
-    kept = DataLoader(data, 4, shuffle=True, num_workers=2, persistent_workers=True)
-    found = [order(kept), order(kept)]
-    return found, kept.num_workers, draws()
-
-
-@script
-def samples_that_cannot_be_read():
-    def sample(n):
-        if n == 3:
-            raise ValueError(f"sample {n} of {float(torch.rand(()))}")
-        return torch.arange(2.0) + n
-
-    found = []
-    for workers in (0, 1):
-        stream = iter(DataLoader(Listed(9, sample), 4, num_workers=workers))
-        while True:
-            try:
-                found.append(next(stream).tolist())
-            except StopIteration:
-                break
-            except ValueError as error:
-                found.append(str(error)[-9:])
-    return found, draws()
 
 
 @script
@@ -182,17 +119,6 @@ def a_generator_that_the_data_set_holds():
 
 
 @script
-def the_first_batch_is_asked_for_after_other_draws():
-    found = []
-    for workers in (0, 2):
-        for sample in (lambda n: torch.rand(2) + n, lambda n: torch.arange(2.0) + n):
-            stream = iter(DataLoader(Listed(13, sample), 3, shuffle=True, num_workers=workers))
-            found.append(draws())
-            found += [x.tolist() for x in stream]
-    return found, draws()
-
-
-@script
 def strings_in_a_batch():
     return order(DataLoader(Listed(sample=lambda n: (torch.arange(2.0) + n, f"name {n}")), 4))
 
@@ -209,51 +135,9 @@ def dictionaries_tuples_and_numbers():
 
 
 @script
-def own_collate():
-    def padded(samples):
-        return nn.utils.rnn.pad_sequence([x for x, _ in samples], True), torch.tensor(
-            [y for _, y in samples]
-        )
-
-    data = Listed(sample=lambda n: (torch.arange(1.0 + n % 4), n % 3))
-    return order(DataLoader(data, 4, shuffle=True, collate_fn=padded))
-
-
-@script
 def an_iterable_data_set():
     model = mlp(3)
     return train(model, DataLoader(Stream(), 4)), weights(model)
-
-
-@script
-def iterators_side_by_side():
-    loader, other = batches(11, 4), batches(13, 3, shuffle=False)
-    zipped = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, loader, strict=True)]
-    mixed = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, other, strict=False)]
-    return zipped, mixed, draws()
-
-
-@script
-def a_break_in_mid_epoch():
-    loader = batches(22, 4)
-    model = mlp()
-    first = train(model, (batch for batch, _ in zip(loader, range(2), strict=False)))
-    for _ in loader:
-        break
-    return first, next(iter(loader))[0].tolist(), train(model, loader), weights(model), draws()
-
-
-@script
-def ignored_targets():
-    x, y = torch.randn(11, 5), torch.randint(3, (11,))
-    y[::3] = -100
-    model = mlp()
-    losses = train(model, DataLoader(TensorDataset(x, y), 5))
-    return (
-        losses,
-        train(model, DataLoader(Listed(sample=lambda n: (x[n], y[n])), 5)),
-        weights(model),
-    )
 
 
 @script
@@ -265,25 +149,13 @@ def a_batch_changed_in_place_leaves_the_data_alone():
 
 
 @script
-def fewer_rows_than_ranks():
-    model = mlp()
-    return (
-        train(model, DataLoader(rows(7), 1)),
-        train(model, DataLoader(rows(7), 3)),
-        weights(model),
-    )
-
-
-@script
 def an_empty_loader():
     return order(DataLoader(rows(3), 4, drop_last=True)), draws()
 
 
 NOT_BY_ROWS = {
-    "samples_that_cannot_be_read": "cannot be fetched",
     "a_generator_that_the_data_set_holds": "from a generator of its own",
     "strings_in_a_batch": "more than numbers",
-    "own_collate": "collate function of its own",
     "an_iterable_data_set": "an iterable",
 }
 
@@ -415,15 +287,3 @@ def test_samples_that_are_drawn_are_those_of_one_process(loading):
         assert found[0] == alone[0]
         assert found[1] == pytest.approx(alone[1], rel=1e-9)
         assert found[2] == alone[2]
-
-
-def test_a_data_set_that_draws_is_said_once():
-    def script(run):
-        loader = DataLoader(augmented(), 4)
-        for _ in range(2):
-            list(loader)
-        return [d.what for d in run.report.of("loaders") if "draws random numbers" in d.what]
-
-    (said,), other = on_ranks(script, 2, loading="rows")
-    assert said in other
-    assert "--loading auto" in said

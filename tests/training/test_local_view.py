@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from autoddp.options import Options
@@ -19,7 +18,6 @@ from tests.support.training import (
     Scripts,
     assert_same,
     batches,
-    grads,
     mlp,
     on_ranks,
     sgd,
@@ -65,37 +63,12 @@ def an_iterable():
 
 
 @script
-def losses_in_a_list_with_seeds():
-    def loss(out, y):
-        return Both(F.cross_entropy(out, y), (out**2).mean())
-
-    class Both(tuple):
-        def __new__(cls, *losses):
-            return super().__new__(cls, losses)
-
-        def backward(self):
-            torch.autograd.backward(list(self), [torch.tensor(2.0), None])
-
-    return gradients(batches(11, 4), loss)
-
-
-@script
 def sparse_and_inputs():
     table, head = nn.Embedding(7, 5, sparse=True), mlp()
     for x, y in DataLoader(TensorDataset(torch.randint(7, (9,)), torch.randint(3, (9,))), 4):
         F.cross_entropy(head(table(x)), y).backward()
         F.cross_entropy(head(table(x)), y).backward(inputs=list(head.parameters()))
     return table.weight.grad.to_dense(), [p.grad for p in head.parameters()]
-
-
-@script
-def parameters_in_a_reentrant_checkpoint():
-    first, hidden, last = nn.Linear(5, 5), mlp(), nn.Linear(3, 3)
-
-    def loss(out, y):
-        return F.cross_entropy(last(checkpoint(hidden, out, use_reentrant=True)), y)
-
-    return gradients(batches(11, 4), loss, first), grads(hidden, last)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
 
 from autoddp.view import is_sharded
 from tests.support.training import (
@@ -14,7 +13,6 @@ from tests.support.training import (
     batches,
     mlp,
     on_ranks,
-    rows,
     sgd,
     train,
     weights,
@@ -23,60 +21,10 @@ from tests.support.training import (
 script = Scripts()
 
 
-class Normed(nn.Module):
-    """Its first half is row-wise, its second half looks at the whole batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = mlp(), nn.Linear(3, 3)
-
-    def forward(self, x):
-        h = self.body(x)
-        return self.head(h - h.mean(0))
-
-
 @script
 def row_wise():
     model = mlp()
     return train(model, batches()), weights(model)
-
-
-@script
-def whole_batch_in_its_middle():
-    model = Normed()
-    return train(model, batches()), weights(model)
-
-
-@script
-def hooks_come_and_go():
-    model, seen = mlp(), []
-    loader = batches(22, 5)
-    found = train(model, loader)
-    handle = model[1].register_forward_hook(
-        lambda m, a, out: seen.append((tuple(out.shape), out.sum().item()))
-    )
-    found += train(model, loader)
-    handle.remove()
-    found += train(model, loader)
-    again = model.register_forward_pre_hook(lambda m, a: seen.append(a[0].mean().item()))
-    found += train(model, loader)
-    again.remove()
-    back = model[0].register_full_backward_hook(
-        lambda m, g, out: seen.append(out[0].abs().sum().item())
-    )
-    found += train(model, loader)
-    back.remove()
-    return found, seen, weights(model)
-
-
-@script
-def one_row_for_each_rank():
-    model = mlp()
-    return (
-        train(model, DataLoader(rows(21), 9)),
-        train(model, DataLoader(rows(7), 3)),
-        weights(model),
-    )
 
 
 @script
@@ -90,24 +38,6 @@ def training_and_evaluation():
         with torch.no_grad():
             hits.append(sum((model(x).argmax(1) == y).sum().item() for x, y in batches(11, 4)))
     return losses, hits, weights(model), torch.rand(())
-
-
-class Encoded(Dataset):
-    def __init__(self, encoder):
-        self.encoder, self.x = encoder, torch.randn(11, 5)
-
-    def __len__(self):
-        return 11
-
-    def __getitem__(self, n):
-        with torch.no_grad():
-            return self.encoder(self.x[n : n + 4])[0], n % 3
-
-
-@script
-def a_model_in_a_data_set():
-    encoder, model = mlp(5, 4), mlp(4)
-    return train(model, DataLoader(Encoded(encoder), 4)), weights(model, encoder)
 
 
 @script

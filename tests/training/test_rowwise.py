@@ -7,7 +7,7 @@ import torch
 
 import autoddp
 from autoddp.errors import BadInput
-from autoddp.training.rowwise import KNOWN, _check, _nearest
+from autoddp.training.rowwise import KNOWN
 from autoddp.view import ShardedTensor
 from tests.support.training import batches, on_ranks
 
@@ -50,18 +50,6 @@ def test_in_one_process_it_sees_the_batch():
 )
 def test_what_is_not_rowwise_is_refused(function, said):
     assert all(said in found for found in on_ranks(lambda: marked(function, torch.exp)))
-
-
-def test_unknown_names_are_refused_with_what_is_near():
-    with pytest.raises(BadInput, match="there is no module 'torhc'"):
-        _check("torhc.nn:Linear", "torhc", "Linear")
-    with pytest.raises(BadInput, match=r"the script's own; mark it there by @autoddp\.rowwise"):
-        _check("__main__:Kernel", "__main__", "Kernel")
-    with pytest.raises(BadInput, match="it takes package"):
-        _check("torch", "torch", "")
-    assert _nearest("Linaer", dir(torch.nn)) == "there is no 'Linaer'; 'Linear' is near"
-    with pytest.raises(BadInput, match="it takes a function"):
-        autoddp.rowwise(3)
 
 
 def test_each_name_of_the_table_is_well_formed():

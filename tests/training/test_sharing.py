@@ -7,20 +7,16 @@ import random
 import socket
 import threading
 import time
-import types
 import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
-from autoddp.errors import RankEnded
-from autoddp.training.loading.link import connect
 from autoddp.training.loading.message import Message, received
 from autoddp.view import is_sharded
-from tests.support.ranks import run_ranks
 from tests.support.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
 
 script = Scripts()
@@ -40,43 +36,8 @@ class Sampled(Dataset):
         return self.sample(n)
 
 
-class Graph:
-    """An object of a user's own, with tensors."""
-
-    def __init__(self, n):
-        self.x, self.edges, self.name = (
-            torch.rand(n + 1, 50),
-            [torch.arange(n), np.arange(900.0) + n],
-            f"g{n}",
-        )
-
-
 def noisy(n):
     return torch.rand(3) + n, random.random(), f"{n}"
-
-
-def values(batches):
-    return [[x.tolist() if isinstance(x, torch.Tensor) else x for x in batch] for batch in batches]
-
-
-@script
-def drawn_in_process_and_in_workers():
-    found = [
-        values(DataLoader(Sampled(noisy), 4, shuffle=True, num_workers=workers))
-        for workers in (0, 2)
-    ]
-    return found, torch.rand(3), random.random(), float(np.random.rand())
-
-
-@script
-def objects_with_tensors():
-    collate = lambda graphs: {"all": graphs, "first": graphs[0].x}  # noqa: E731
-    found = []
-    for workers in (0, 2):
-        for batch in DataLoader(Sampled(Graph), 3, collate_fn=collate, num_workers=workers):
-            batch["first"].mul_(2)  # they are one tensor
-            found.append([(g.name, g.x.sum().item(), g.edges[1].sum()) for g in batch["all"]])
-    return found
 
 
 @script
@@ -109,57 +70,6 @@ def batches_with_a_gradient():
     for out in loader:
         out.sum().backward()
     return net.weight.grad
-
-
-class Buffered(IterableDataset):
-    """A stream shuffled in a buffer, as Hugging Face's are."""
-
-    def __iter__(self):
-        rng, kept = np.random.default_rng(7), []
-        for n in range(13):
-            kept.append({"x": torch.rand(3) + n, "n": n})
-            if len(kept) > 3:
-                yield kept.pop(rng.integers(len(kept)))
-        yield from kept
-
-
-@script
-def streams():
-    found = []
-    for workers in (0, 1):
-        for batch in DataLoader(Buffered(), 4, num_workers=workers):
-            found.append((batch["x"].tolist(), batch["n"].tolist()))
-        found += [x["n"] for x in DataLoader(Buffered(), batch_size=None, num_workers=workers)]
-    return found, torch.rand(2)
-
-
-@script
-def persistent_workers_with_a_sampler_that_draws():
-    class Draws(torch.utils.data.Sampler):
-        taken = 0
-
-        def __iter__(self):
-            for _ in range(8):
-                self.taken += 1
-                yield int(torch.randint(11, ()))
-
-        def __len__(self):
-            return 8
-
-    sampler = Draws()
-    kept = DataLoader(
-        Sampled(noisy),
-        2,
-        sampler=sampler,
-        num_workers=1,
-        persistent_workers=True,
-        prefetch_factor=2,
-    )
-    found = [values(kept)]
-    for _ in kept:
-        found.append(sampler.taken)
-        break
-    return found, values(kept), sampler.taken, torch.rand(2)
 
 
 @pytest.fixture(scope="module")
@@ -264,54 +174,6 @@ def test_the_first_rank_does_not_run_ahead_without_bounds():
     assert found[0] == 20  # the other one is gone, and nobody waits for it
 
 
-class Pass:
-    """A pass as the connections know it."""
-
-    def __init__(self):
-        self.messages = collections.deque()
-
-
-def linked(group):
-    link = connect(types.SimpleNamespace(group=group, world=group.world))
-    one = Pass()
-    return link, one, link.begin(one)
-
-
-def send(link, number, said):
-    message = number, said
-    link.send(lambda rank: message, False)
-
-
-def test_who_waits_for_a_rank_that_has_ended_is_told():
-    def rank(group):
-        link, one, number = linked(group)
-        if group.rank == 0:
-            send(link, number, "before")
-            link.close()
-            return ""
-        assert link.receive(one) == "before"
-        with pytest.raises(RankEnded, match="rank 0 has ended"):
-            link.receive(one)
-        return "told"
-
-    assert run_ranks(rank, 2) == ["", "told"]
-
-
-def test_the_first_rank_goes_on_where_another_one_is_gone():
-    def rank(group):
-        link, one, number = linked(group)
-        if group.rank == 1:
-            link.close()
-        group.pg.barrier().wait()
-        if group.rank == 0:
-            for n in range(3):
-                send(link, number, n)
-            return list(link.sockets)
-        return [link.receive(one) for _ in range(3)] if group.rank == 2 else None
-
-    assert run_ranks(rank, 3) == [[2], None, [0, 1, 2]]
-
-
 def handed(batch, **given):
     """Return a batch as another process has it, and its message."""
     here, there = socket.socketpair()
@@ -353,18 +215,6 @@ def test_a_message_holds_what_was_packed():
     found["arrays"][0][0] = 7
     assert not found["fixed"].flags.writeable
     assert found["tagged"].origin == "here"
-
-
-def test_rows_of_shared_memory_are_mapped_and_what_is_written_there_stays_the_receivers():
-    whole = torch.rand(6, 20000).share_memory_()
-    want, before = whole.clone(), set(os.listdir("/proc/self/fd"))
-    found, message = handed([whole[2:4], whole[:, :1]], mapped=True)
-    assert [part.descriptor >= 0 for part in message.parts] == [True]
-    assert torch.equal(found[0], want[2:4])
-    found[0].zero_()
-    assert torch.equal(whole, want)
-    del message
-    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_batch_that_was_packed_is_gone_with_the_last_who_has_it():
