@@ -22,8 +22,8 @@ QUICK = {  # of all kinds, which README's own command runs; the others are slow
         "swa",
     ),
     *("char_rnn_time_first", "checkpoint_inside", "detection", "dict_batches", "double_backward"),
-    *("dropout_mlp", "early_stopping", "ema_buffers", "few_rows", "gan", "gpt_returns_loss"),
-    *("grad_scaler", "infonce", "log_file", "notebook", "own_collate", "parameter_groups"),
+    *("dropout_mlp", "early_stopping", "few_rows", "gan", "gpt_returns_loss"),
+    *("grad_scaler", "infonce", "log_file", "notebook", "parameter_groups"),
     *("random_dataset", "reinforce", "resume_everything", "sequence_losses"),
     *("transformer_dropout", "vae_noise_inside", "worker_pool"),
 }
