@@ -87,10 +87,6 @@ def test_a_recording_that_is_there_is_left_as_it_is(three):
         "or remove it\n"
     )
     assert done.out == ""
-    command = ["-m", "autoddp", "run", "--record", "two", "train.py"]
-    done = run_python(*TORCHRUN, *command, cwd=three, timeout=240)
-    assert done.rc
-    assert "--record is two, which holds a recording already" in done.err
     assert {path.name: path.read_bytes() for path in (three / "two").iterdir()} == before
 
 
