@@ -22,8 +22,8 @@ QUICK = {  # of all kinds, which README's own command runs; the others are slow
         "swa",
     ),
     *("char_rnn_time_first", "checkpoint_inside", "detection", "dict_batches", "double_backward"),
-    *("dropout_mlp", "early_stopping", "ema_buffers", "few_rows", "gan", "gpt_returns_loss"),
-    *("grad_scaler", "infonce", "log_file", "notebook", "own_collate", "parameter_groups"),
+    *("dropout_mlp", "early_stopping", "few_rows", "gan", "gpt_returns_loss"),
+    *("grad_scaler", "infonce", "log_file", "notebook", "parameter_groups"),
     *("random_dataset", "reinforce", "resume_everything", "sequence_losses"),
     *("transformer_dropout", "vae_noise_inside", "worker_pool"),
 }
@@ -48,7 +48,7 @@ NEEDS = {  # no dependencies of ours or of the tests: compared where they are in
     "stateful_loader": "torchdata",
 }
 # torch's inductor builds kernels for CPUs by g++
-BUILT = {"compiled_draws", "compiled_graphs", "compiled_norms"}
+BUILT = {"compiled_draws", "compiled_graphs"}
 
 
 def command(name: str) -> list[str]:

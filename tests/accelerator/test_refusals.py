@@ -17,12 +17,6 @@ x = torch.ones(2, device="simulated:1")
     ("options", "devices", "words"),
     [
         (
-            ("--backend", "nccl"),
-            "4",
-            "--backend is nccl, which needs a device of its own for each of 2 ranks, but this "
-            "machine shows 4 simulated devices (simccl); use --backend gloo",
-        ),
-        (
             ("--backend", "native"),
             "1",
             "--backend is native, which needs a device of its own for each of 2 ranks, but this "
@@ -35,7 +29,7 @@ x = torch.ones(2, device="simulated:1")
             "simulated devices; give fewer of either",
         ),
     ],
-    ids=["another", "shared", "many"],
+    ids=["shared", "many"],
 )
 def test_one_line_for_what_cannot_be(options, devices, words, tmp_path):
     run = jobs.ranks(jobs.script(NAMED, tmp_path), tmp_path, *options, SIMULATED_DEVICES=devices)

@@ -10,6 +10,7 @@ from tests.support.same import same_run
 
 pytestmark = pytest.mark.slow
 
+
 RECORDED = """
 side = torch.Stream(device=D)
 a, b = next(iter(DataLoader(data, 16)))
@@ -82,63 +83,6 @@ def test_what_is_recorded_for_a_graph_runs_whole_and_plain(tmp_path):
     got = jobs.ranks(path, tmp_path)
     same_run(jobs.alone(path, tmp_path), got, 1e-9)
     assert "[0, 0] 0" in got.out
-
-
-CURRENT = """
-net = nn.Sequential(nn.Linear(20, 16), nn.Dropout(0.4), nn.Linear(16, 4)).to("simulated:0")
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-torch.accelerator.set_device_index(1)
-for a, b in DataLoader(data, 16):
-    step(net, optimizer, a.to("simulated:0"), b.to("simulated:0"))
-print(torch.rand(2, device="simulated:0").tolist(), torch.rand(2, device=D).tolist())
-"""
-
-
-def test_another_device_is_the_current_one(tmp_path):
-    """What is drawn on the first is of its generator; that of the current one stays as it was."""
-    path = jobs.script(HEAD + CURRENT, tmp_path)
-    want = jobs.alone(path, tmp_path)
-    same_run(want, jobs.ranks(path, tmp_path, "--gpus-per-rank", "2"), 1e-9)
-
-
-PARALLEL = """
-import ast, sys
-net = nn.DataParallel(mlp().to(D), device_ids=ast.literal_eval(sys.argv[1]))
-print(net.device_ids)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for a, b in DataLoader(data, 16):
-    step(net, optimizer, a.to(D), b.to(D))
-"""
-
-
-def test_data_parallel_over_devices_that_are_other_ranks(tmp_path):
-    path = jobs.script(HEAD + PARALLEL, tmp_path)
-    want = jobs.alone(path, tmp_path, "[0]")
-    assert want.code == 0, want.err
-    same_run(want, jobs.ranks(path, tmp_path, arguments=("[0, 1]",)), 1e-9)
-
-
-SEVERAL = """
-import gc, sys
-import autoddp.training.replica
-from torch.nn.parallel import DistributedDataParallel
-autoddp.training.replica.ROOM = int(sys.argv[1])
-nets = [mlp().to(D) for _ in range(3)]
-for a, b in DataLoader(data, 16):
-    for net in nets:
-        F.cross_entropy(net(a.to(D)), b.to(D)).backward()
-gc.collect()
-print(sum(type(each) is DistributedDataParallel for each in gc.get_objects()))
-"""
-
-
-def test_reducers_are_kept_as_long_as_there_is_room_on_the_device(tmp_path):
-    """Each holds a copy of its gradients there."""
-    path = jobs.script(HEAD + SEVERAL, tmp_path)
-    kept = [
-        jobs.ranks(path, tmp_path, arguments=(room,)).out for room in ("1000000", "5000", "100")
-    ]
-    assert kept == ["3\n", "2\n", "1\n"]
 
 
 LAST = """

@@ -12,7 +12,6 @@ import pytest
 
 from autoddp import cli, launch
 from autoddp.options import Options
-from autoddp.process import devices
 from autoddp.process.script import Script
 from tests.support.cli import environ, run_cli, run_python
 
@@ -41,11 +40,6 @@ def test_everything_after_the_script_is_the_scripts(asked):
 
 def test_a_module_and_its_arguments(asked):
     assert asked("-m", "pkg.mod", "-n", "3")[0] == Script("pkg.mod", ("-n", "3"), module=True)
-
-
-@pytest.mark.parametrize("flag", ["-n", "--nproc", "--nproc-per-node"])
-def test_ranks_have_three_names(asked, flag):
-    assert asked(flag, "4", "s.py")[1].nproc == 4
 
 
 def test_every_option_arrives(asked):
@@ -134,15 +128,6 @@ def test_what_cannot_be_done_is_one_line(case, monkeypatch, tmp_path, capfd):
     assert err.count("\n") == 1
 
 
-def test_nccl_without_gpus(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(devices, "count", lambda: 0)
-    script = tmp_path / "s.py"
-    script.write_text("")
-    assert cli.command(["run", "-n", "2", "--backend", "nccl", str(script)]) == 2
-    said = "which needs a device of its own for each of 2 ranks, but this machine "
-    assert f"{said}shows 0 GPUs; use --backend gloo" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     "nodes", [(), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")]
 )
@@ -183,14 +168,6 @@ def test_patches_are_listed_with_target_and_reason():
     assert not list(lines)
 
 
-def test_patches_of_one_feature(capfd):
-    assert cli.command(["patches", "files"]) == 0
-    features, replaced, _ = capfd.readouterr().out.splitlines()[3].split(" · ")
-    assert (features, replaced.split(", ")[0]) == ("files", "numpy:save")
-    assert cli.command(["patches", "none"]) == 2
-    assert "none is no feature; autoddp patches takes frames, " in capfd.readouterr().err
-
-
 def test_env_shows_what_a_bug_report_needs():
     done = run_cli("env", env={"RANK": "1"})
     assert done.rc == 0, done.err
@@ -207,12 +184,3 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback():
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environ(), check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
-
-
-def test_another_pipe_that_breaks_is_no_reader_that_has_ended(monkeypatch):
-    def breaks(arguments):
-        raise BrokenPipeError("a rank's")
-
-    monkeypatch.setattr(cli, "command", breaks)
-    with pytest.raises(BrokenPipeError, match="a rank's"):
-        cli.main()

@@ -6,9 +6,7 @@ import pytest
 import typer
 
 from autoddp import cli, launch
-from autoddp.cli import hash_seed
-from autoddp.cli.help import PANELS
-from autoddp.options import ROWS, Options
+from autoddp.options import Options
 from autoddp.process.script import Script
 from tests.support.cli import run_cli
 
@@ -50,39 +48,12 @@ def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
     assert asked("-n", "2", "--view", "global", "s.py")[1] == want
 
 
-WRONG = {
-    "NPROC": ("many", "--nproc is 'many'; it takes a whole number"),
-    "QUIET": ("perhaps", "--quiet is 'perhaps'; it takes 1 or 0"),
-    "REPORT": ("/dev/null/r.json", "--report is /dev/null/r.json, which cannot be made"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variable_is_refused_as_its_option_is(name, setenv, tmp_path, capfd):
-    text, said = WRONG[name]
-    setenv(f"AUTODDP_{name}", text)
-    (tmp_path / "s.py").touch()
-    assert cli.command(["run", str(tmp_path / "s.py")]) == 2
-    err = capfd.readouterr().err
-    assert err.startswith(f"[autoddp] {said}")
-    assert err.count("\n") == 1
-
-
 def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
     setenv("AUTODDP_HANGTIMEOUT", "60")
     setenv("AUTODDP_OPTIONS_OF_MINE", "60")
     asked("s.py")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith("is set, but there is no such option; is AUTODDP_HANG_TIMEOUT meant?")
-
-
-def test_nodes_that_a_variable_gives_have_one_seed_of_hashes(monkeypatch):
-    started = []
-    monkeypatch.setattr("os.execve", lambda *given: started.append(given))
-    hash_seed.restart(["run", "s.py"], {"AUTODDP_NPROC": "2"})
-    assert not started
-    hash_seed.restart(["run", "s.py"], {"AUTODDP_NNODES": "2"})
-    assert len(started) == 1
 
 
 PARSES = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); p.parse_args()"
@@ -134,20 +105,5 @@ def test_help_shows_every_option_and_two_examples_in_80_columns(name, setenv, ca
         assert option.help[0].isupper() or option.help.startswith("SCRIPT"), option.name
 
 
-def test_every_option_stands_in_a_panel_that_is_there():
-    named = [name for names in PANELS.values() for name in names]
-    assert len(set(named)) == len(named)
-    assert set(named) <= set(ROWS)
-
-
 def test_version():
     assert run_cli("--version").out == f"autoddp {__import__('autoddp').__version__}\n"
-
-
-def test_completion_knows_commands_and_words():
-    env = {
-        "_AUTODDP_COMPLETE": "complete_bash",
-        "COMP_WORDS": "autoddp run --view ",
-        "COMP_CWORD": "3",
-    }
-    assert run_cli(env=env).out.split() == ["global", "local"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import textwrap
 from collections.abc import Iterable
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Literal, get_type_hints
 
 import pytest
-import torch
 
 from autoddp import distributed
-from autoddp.decorator import NAMES, cell_magic, choose, count
+from autoddp.decorator import NAMES
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
-from tests.support.cli import run_cli, run_python
+from tests.support.cli import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +71,6 @@ ONCE = (
     "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
 )
 TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')\nshow(main(1))\n"
-WAYS = {"at once": "", "after a pool": POOL}
 
 
 @pytest.fixture
@@ -118,10 +115,9 @@ def test_one_process_before_inside_and_after(python, nproc, tmp_path):
     assert not leftovers(tmp_path)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_twice(python, way, tmp_path):
+def test_twice_after_a_pool(python, tmp_path):
     source = (
-        WAYS[way]
+        POOL
         + TRAINS.replace("INSIDE", "(torch.ones(600, 600) @ torch.ones(600, 600)).exp()")
         + TWICE
     )
@@ -146,10 +142,6 @@ AGAINST = {
         "target=time.sleep, args=(1000,), daemon=True).start()\n",
         "it has child processes",
     ),
-    "a pool that stays": (
-        "import autoddp.decorator.forkable as f\nf._kept_pools = lambda: 'a pool keeps threads'\n",
-        "a pool keeps threads",
-    ),
 }
 
 
@@ -162,26 +154,6 @@ def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(pyt
     assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
     assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which takes the script", said)
     assert said.endswith(", or make the call before that begins")
-
-
-def test_the_command_that_is_named_runs_the_script_as_it_is(tmp_path):
-    package = tmp_path / "pkg"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "sibling.py").write_text("value = 5\n")
-    (package / "__main__.py").write_text(
-        THREAD + "import sys\nfrom autoddp import distributed, world_size\n"
-        "from . import sibling\n@distributed(nproc=2, view='local', disable=['clocks', 'files'])\n"
-        "def main(): return world_size(), sibling.value, sys.argv[1:]\nprint(main())\n"
-    )
-    done = run_python("-m", "pkg", "--help", "it's", cwd=tmp_path)
-    (command,) = re.findall("; run `(.*?)`", done.err)
-    assert "--view local --disable clocks,files -m pkg --help" in command
-    program, *words = shlex.split(command)
-    assert (done.rc, done.out, program) == (1, "", "autoddp")
-    done = run_cli(*words, cwd=tmp_path)
-    assert (done.rc, done.out) == (0, "(2, 5, ['--help', \"it's\"])\n"), done.err
-    assert "local view" in done.err
 
 
 # ---- what one process sees
@@ -245,27 +217,6 @@ self.fit() if not hasattr(self, "seen") and self.see() else 0
     assert (done.code, done.out) == (0, "(2, (2, 0))\n"), done.err
 
 
-def test_batches_that_outlive_their_job_say_so(python):
-    done = python(
-        """
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-        from autoddp import distributed
-        kept = []
-        @distributed(nproc=2)
-        def main():
-            for x, in DataLoader(TensorDataset(torch.arange(8.0)), 8): \
-kept.append(x); kept.append(x.sum())
-        main()
-        print(kept[1].item())
-        print(kept[0].tolist())
-        """
-    )
-    assert done.code == 1
-    assert done.out == "28.0\n"
-    assert "AutoDDPError: a sharded batch is read after the job" in done.err
-
-
 # ---- failures
 
 
@@ -321,35 +272,6 @@ def test_a_rank_that_raises_alone_is_named_with_its_log(python):
     assert done.err.endswith("ValueError: only me\n")
 
 
-def test_a_rank_that_raises_where_rank_0_returns_is_named(python):
-    done = python(FAILS.replace("WHAT", "if rank == 0: return 1\n    raise ValueError('not me')"))
-    assert (done.code, done.out) == (1, "\n")
-    assert re.search(
-        r"rank [12] raised an exception in main\(\), rank 0 returned; the end of its log", done.err
-    )
-
-
-def test_rank_0_may_take_longer(python):
-    done = python(FAILS.replace("WHAT", "if rank == 0: time.sleep(5.5)\n    return rank"))
-    assert (done.code, done.out) == (0, "\n0\nafter\n"), done.err
-
-
-def test_rank_0_that_raises_alone_ends_the_others(python):
-    done = python(FAILS.replace("WHAT", "if rank == 0: raise ValueError('zero')"))
-    assert done.code == 1
-    assert done.err.endswith("ValueError: zero\n")
-
-
-def test_a_rank_whose_log_cannot_be_written_is_named(python, tmp_path):
-    source = FAILS.replace("WHAT", "pass").replace("nproc=3", "nproc=2, log_dir='logs'")
-    (tmp_path / "run" / "logs" / "rank1.log").mkdir(parents=True)
-    done = python(source)
-    assert done.code == 1
-    assert "[autoddp] rank 1 raised an exception in main(), rank 0 did not" in done.err
-    assert "--log-dir is logs, but rank1.log in it cannot be written (Is a directory)" in done.err
-    assert done.out == "", "the rank goes on with nothing of the script"
-
-
 def test_an_interrupt_ends_all(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(FAILS.replace("WHAT", "if rank == 0: signal.raise_signal(signal.SIGINT)"))
@@ -367,35 +289,6 @@ def test_no_rank_outlives_rank_0(python):
 
 
 # ---- other ways to run
-
-
-def test_a_text_forks_or_says_why_not():
-    """A second call may have another number of ranks; a thread of the first one is in its way."""
-    source = (
-        "from autoddp import distributed\nimport autoddp\n"
-        "@distributed(nproc=2)\ndef one(): return autoddp.world_size()\n"
-        "@distributed(nproc=3)\ndef two(): return autoddp.world_size()\nprint(one(), two())\n"
-    )
-    done = run_python("-c", source + THREAD + "one()")
-    assert (done.rc, done.out) == (1, "2 3\n")
-    assert "one() needs 2 ranks, but this process cannot be forked (other threads run" in done.err
-
-
-def test_a_replaced_stdout_is_written_by_rank_0_alone(python):
-    done = python(
-        """
-        import io, sys
-        from autoddp import distributed
-        real, sys.stdout = sys.stdout, io.StringIO()
-        @distributed(nproc=2, log_dir="logs", quiet=True)
-        def main(): print("inside")
-        print("before")
-        main()
-        print(sys.stdout.getvalue(), file=real)
-        """
-    )
-    assert (done.code, done.out, done.err) == (0, "before\ninside\n\n", "")
-    assert (done.folder / "logs" / "rank1.log").read_text() == "inside\n"
 
 
 WORKERS = """
@@ -429,24 +322,10 @@ def test_importing_it_starts_nothing_also_in_spawned_workers(tmp_path):
     assert "[autoddp]" not in done.err
 
 
-def test_neither_importing_nor_decorating_imports_torch():
-    source = (
-        "import sys\nfrom autoddp import distributed\n@distributed(nproc=4)\ndef main(): pass\n"
-    )
-    done = run_python("-c", source + "print([n for n in ('torch', 'numpy') if n in sys.modules])")
-    assert (done.rc, done.out) == (0, "[]\n"), done.err
-
-
 JOINS = (
     TRAINS.replace("INSIDE", "")
     + "show(main(1))\nopen('after.txt', 'a').write('once')\nshow(main(1))\n"
 )
-
-
-GROUP = """
-import torch.distributed as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-"""
 
 
 def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
@@ -468,33 +347,7 @@ def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
     assert "BadInput: @distributed starts ranks by itself, but another launcher has" in done.err
 
 
-def test_beside_a_process_group_that_is_up_the_call_is_refused(python):
-    done = python(GROUP + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
-    assert (done.code, done.out) == (1, "")
-    said = done.err.splitlines()[-1]
-    assert "@distributed makes its own process group, but the script has initialised one" in said
-
-
-def test_a_decorated_function_is_a_plain_one():
-    """What pickles functions for other processes knows it."""
-
-    class Some:
-        @distributed
-        @classmethod
-        def name(cls):
-            return cls.__name__
-
-    assert type(distributed(choose)) is type(choose)
-    assert Some.name() == "Some"
-
-
 # ---- options
-
-
-def test_the_options_are_the_command_lines():
-    assert choose({"nproc": 4, "view": "local"}) == Options(nproc=4, view="local")
-    assert choose({"disable": "clocks,files"}).disable == ("clocks", "files")
-    assert "module" not in NAMES
 
 
 def test_the_typed_keywords_are_the_tables():
@@ -514,47 +367,15 @@ def test_the_typed_keywords_are_the_tables():
     ("options", "message"),
     [
         ({"procs": 2}, "@distributed has no option procs; it takes nproc, "),
-        ({"nproc": 0}, "--nproc is 0; a job has at least 1 rank"),
         ({"nproc": "4"}, "--nproc is '4'; it takes a whole number"),
-        ({"hang_timeout": "x"}, "--hang-timeout is 'x'; it takes a whole number"),
         ({"view": "none"}, "--view is 'none'; it takes global, local"),
     ],
-    ids=["name", "zero", "text", "seconds", "choice"],
+    ids=["name", "text", "choice"],
 )
 def test_bad_options_are_refused_at_the_decoration(options, message):
     with pytest.raises(BadInput, match=re.escape(message)) as found:
         distributed(**options)
     assert [entry.frame.code.path for entry in found.traceback] == [Path(__file__)]
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(BadInput, match=r"^@distributed is given 3, which is no function; options"):
-        distributed(3)
-
-
-ADAM = """
-import torch
-from autoddp.decorator import forkable
-model = torch.nn.Linear(2, 1)
-model(torch.ones(1, 2)).sum().backward()
-torch.optim.Adam(model.parameters()).step()
-print(repr(forkable.obstacle()))
-"""
-
-
-@pytest.mark.skipif(torch.accelerator.device_count() > 0, reason="an accelerator may be in use")
-def test_without_an_accelerator_none_is_in_use(tmp_path):
-    """A step of Adam asks torch's build for CUDA whether a graph is captured."""
-    (tmp_path / "s.py").write_text(ADAM)
-    assert run_python("s.py", cwd=tmp_path).out == "''\n"
-
-
-def test_a_variable_wins_over_the_option():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("AUTODDP_NPROC", "2")
-        assert count(choose({"nproc": 3})) == count(cell_magic.options("--nproc 3")) == 2
-        patched.setenv("AUTODDP_NPROC", "")
-        assert count(choose({"nproc": 3})) == 3
 
 
 def test_names_imported_before_the_call_are_ours_in_it(python):

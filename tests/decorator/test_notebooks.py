@@ -7,9 +7,6 @@ from functools import partial
 
 import pytest
 
-from autoddp.decorator import cell_magic
-from autoddp.errors import BadInput
-from autoddp.options import Options
 from tests.support.notebooks import Executed, execute, forks
 
 EARLIER = """
@@ -120,23 +117,6 @@ def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
 # ---- what goes wrong
 
 
-THREAD = """
-import threading, time
-threading.Thread(target=time.sleep, args=(99,), name="mine", daemon=True).start()
-"""
-
-
-@pytest.mark.slow
-def test_what_stands_in_the_way_is_named_with_the_way_out(tmp_path):
-    cell = "%%autoddp -n 2\nvalue = 1"
-    done = execute(tmp_path, "%load_ext autoddp", THREAD, cell, "1")
-    assert done[2].error == (
-        "BadInput: In [3] needs 2 ranks, but this process cannot be forked (other threads run "
-        "(mine)); restart the kernel and make the call before that begins"
-    )
-    assert done[3].shown == ["1"]
-
-
 @pytest.mark.slow
 def test_errors_in_a_cell_are_the_notebooks(tmp_path):
     """They name the lines as they are shown, and the kernel goes on."""
@@ -191,23 +171,3 @@ def test_an_interrupt_ends_the_cell_and_leaves_no_rank(tmp_path):
     done = execute(tmp_path, head, own, f"%%autoddp -n 2\n{inside}", left)
     assert done[2].error.startswith("KeyboardInterrupt")
     assert done[3].out == "[]\n"
-
-
-# ---- parts
-
-
-def test_the_options_of_a_cell_are_the_commands():
-    line = "-n 4 --view local --disable files,clocks --disable signals -q --log-dir 'a b'"
-    disable = ("files", "clocks", "signals")
-    assert cell_magic.options(line) == Options(
-        nproc=4, view="local", disable=disable, quiet=True, log_dir="a b"
-    )
-    assert cell_magic.options("") == Options()
-    for line, said in (
-        ("--view both", "it takes global, local"),
-        ("x", "'x' is no option"),
-        ("--nproc", "a value is missing"),
-        ("'", "No closing"),
-    ):
-        with pytest.raises(BadInput, match=said):
-            cell_magic.options(line)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import subprocess
-import sys
 import sysconfig
 from contextlib import ExitStack
-from types import ModuleType
 
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.report import Report, is_own, is_users, users_line, users_modules
+from autoddp.report import Report, is_own, is_users, users_line
 
 
 def test_a_decision_is_said_once_and_counted():
@@ -31,26 +26,6 @@ def test_a_decision_is_said_once_and_counted():
     report.say_once("loaders", "", "another rank's")
     assert len(report.of("loaders")) == 3
     assert "another" not in stream.getvalue()
-
-
-def test_json_holds_all():
-    report = Report()
-    report.add("gather", "a.py:1", "numpy")
-    report.add("gather", "a.py:1", "numpy")
-    report.add("memory", "", "slow")
-    found = json.loads(report.to_json(script="a.py"))
-    assert found["script"] == "a.py"
-    assert found["decisions"] == [
-        {
-            "kind": "gather",
-            "where": "a.py:1",
-            "what": "numpy",
-            "count": 2,
-            "size": 0,
-            "line": "a.py:1",
-        },
-        {"kind": "memory", "where": "", "what": "slow", "count": 1, "size": 0, "line": None},
-    ]
 
 
 def test_the_users_line_is_found_through_libraries():
@@ -83,35 +58,6 @@ def test_a_doubt_is_said_once_or_refused_if_strict():
         Report(strict=True).doubt("loaders", "train.py:3", "each rank draws its own")
 
 
-def test_a_file_of_the_temporary_folder_is_looked_up_where_the_current_folder_is_gone(tmp_path):
-    """A script that deletes the folder that it runs in goes on with full paths."""
-    (tmp_path / "here").mkdir()
-    code = (
-        "import os, sys, tempfile\n"
-        "from autoddp.report import is_users\n"
-        "os.rmdir(os.getcwd())\n"
-        "sys.path[:0] = ['', 'relative', tempfile.gettempdir() + '/mine']\n"
-        "names = [f'{tempfile.gettempdir()}/{name}' for name in ('mine/x.py', 'other/x.py')]\n"
-        "print([is_users(name) for name in names])\n"
-    )
-    command = [sys.executable, "-c", code]
-    path = os.pathsep.join(folder for folder in sys.path if folder)
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        command, cwd=tmp_path / "here", env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "[True, False]\n", done.stderr
-
-
-def test_a_line_that_comes_while_something_is_typed_is_said_after_it():
-    stream = io.StringIO()
-    report = Report(speaks=True, stream=stream)
-    with report.prompting():
-        report.say("another thread's")
-        assert stream.getvalue() == ""
-    assert stream.getvalue() == "[autoddp] another thread's\n"
-
-
 def test_a_line_is_not_kept_by_what_keeps_what_the_script_prints():
     stream, kept = io.StringIO(), []
     report = Report(speaks=True, stream=stream)
@@ -122,28 +68,3 @@ def test_a_line_is_not_kept_by_what_keeps_what_the_script_prints():
     report.say("ours")
     assert "".join(kept) == "epoch 1\n"
     assert stream.getvalue() == "epoch 1\n[autoddp] ours\n"
-
-
-def test_a_stream_may_be_anything_that_writes():
-    class Handing:
-        def __init__(self, stream):
-            self.stream = stream
-
-        def __getattr__(self, name):
-            return getattr(self.stream, name)
-
-    stream = io.StringIO()
-    Report(speaks=True, stream=Handing(stream)).say("ours")
-    assert stream.getvalue() == "[autoddp] ours\n"
-
-
-def test_a_lazy_module_is_not_asked_for_its_file(monkeypatch):
-    class Lazy(ModuleType):
-        def __getattr__(self, name):
-            raise ImportError(f"asked for {name}")
-
-    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
-    monkeypatch.setitem(sys.modules, "none", None)
-    monkeypatch.setitem(sys.modules, "own", own := ModuleType("own"))
-    own.__file__ = "/home/me/own.py"
-    assert own in users_modules()

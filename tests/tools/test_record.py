@@ -87,10 +87,6 @@ def test_a_recording_that_is_there_is_left_as_it_is(three):
         "or remove it\n"
     )
     assert done.out == ""
-    command = ["-m", "autoddp", "run", "--record", "two", "train.py"]
-    done = run_python(*TORCHRUN, *command, cwd=three, timeout=240)
-    assert done.rc
-    assert "--record is two, which holds a recording already" in done.err
     assert {path.name: path.read_bytes() for path in (three / "two").iterdir()} == before
 
 
@@ -106,31 +102,6 @@ def test_how_a_script_ends_is_recorded(tmp_path):
     assert done.rc == -signal.SIGKILL
     found = read_whole(str(tmp_path / "killed"))
     assert (found.code, len(found.steps[0]), found.ends[0]) == (None, 2, {})
-
-
-def test_a_job_that_is_run_again_is_recorded_again(tmp_path):
-    fails = (
-        "if step == 2 and not __import__('os').path.exists('again'):\n"
-        "        open('again', 'w').close(); sys.exit(3)"
-    )
-    written(tmp_path, fails)
-    assert recorded(tmp_path, "it", "-n", "2", "--max-restarts", "1") == FILES
-    found = read_whole(str(tmp_path / "it"))
-    assert found.code == 0
-    assert [[step["step"] for step in found.steps[rank]] for rank in (0, 1)] == [
-        [1, 2, 3, 4, 5]
-    ] * 2
-
-
-def test_what_is_distributed_by_itself_cannot_be_recorded(tmp_path):
-    (tmp_path / "starts.py").write_text(
-        "import torch.multiprocessing as mp, torch.distributed as dist\n"
-        "def main(rank): dist.init_process_group('gloo', rank=rank, world_size=2)\n"
-        "if __name__ == '__main__': mp.spawn(main, nprocs=2)\n"
-    )
-    done = fork_cli("run", "--record", "it", "starts.py", cwd=tmp_path)
-    assert done.rc == 2
-    assert "starts.py is distributed by itself (starts.py:3)" in done.err
 
 
 # ---- recordings that are summarised
@@ -150,19 +121,3 @@ def test_recordings_are_summarised(three):
     assert "how fast" in done.out
     done = fork_cli("bench", "--recordings", "two", "one", cwd=three)
     assert "speed-up is relative to two, which is not of one process" in done.out
-
-
-WRONG = {
-    ("bench", "--recordings"): "no recordings given; say which: autoddp bench [OPTIONS] --record",
-    ("bench", "--recordings", "one", "none"): "none is no whole recording",
-    ("bench", "-n", "3", "--recordings", "one"): "--nproc is given with --recordings, where",
-}
-
-
-@pytest.mark.parametrize("args", WRONG, ids=" ".join)
-def test_what_cannot_be_compared_is_one_line(args, three):
-    done = fork_cli(*args, cwd=three)
-    assert done.rc == 2
-    assert done.err.startswith(f"[autoddp] {WRONG[args]}")
-    assert len(done.err.splitlines()) == 1
-    assert not done.out

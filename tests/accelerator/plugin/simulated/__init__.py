@@ -50,12 +50,6 @@ class Properties:
         self.name, self.uuid, self.total_memory = "Simulated", native.identity(index), 1 << 34
 
 
-def _make(identity: str) -> str:
-    """By `SIMULATED_MAKES`, a list, they are of several."""
-    makes = os.environ.get("SIMULATED_MAKES", "Simulated").split(",")
-    return makes[int(identity.rpartition("-")[2]) % len(makes)]
-
-
 class _Current:
     """Inside, another device is the current one."""
 
@@ -113,7 +107,7 @@ def module(native: Any) -> types.ModuleType:
     made.Stream, made.Event = torch.Stream, torch.Event
     made._is_in_bad_fork = native.is_in_bad_fork
     made.get_device_properties = lambda device=None: Properties(native, index(device))
-    made.get_device_name = lambda device=None: _make(native.identity(index(device)))
+    made.get_device_name = lambda device=None: "Simulated"
     made.manual_seed = lambda seed: of().manual_seed(int(seed)) and None
     made.manual_seed_all = lambda seed: native.seed_all(int(seed) % 2**64)
     made.get_rng_state = lambda device=NAME: of(device).get_state()
