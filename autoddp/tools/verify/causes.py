@@ -21,14 +21,14 @@ TIPPED = (
 def cause_of(findings: Findings, nproc: int) -> str:
     """Return the first cause that applies to the differences of ranks from one process."""
     first, all_ranks = findings.differences[0], set(range(nproc))
-    for ended in (found for found in findings.differences if found.aspect == ENDING):
-        return f"the ranks end with exit code {ended.got}, one process ends with {ended.want}"
     ranks = {found.rank for found in findings.differences if found.step == first.step}
     if first.step is not None and ranks != all_ranks:
         return (
             f"the ranks do not agree with each other, first at {first.described()}; compute "
             "nothing from autoddp.rank(), or from what differs between ranks (a host name)"
         )
+    for ended in (found for found in findings.differences if found.aspect == ENDING):
+        return f"the ranks end with exit code {ended.got}, one process ends with {ended.want}"
     return UNKNOWN
 
 
