@@ -145,15 +145,16 @@ def read(response: Any) -> tuple[Any, ...] | None:
             return None
         # with a size, `read` would take an early end for that of the body
         body = response.read() if response.length is not None else response.read(LIMIT + 1)
-    head = response.headers, response.url, response.status
+    head = response.reason, response.headers, response.url, response.status
     return None if len(body) > LIMIT else (body, *head)
 
 
 def answer(found: tuple[Any, ...]) -> Any:
     """Return a response made of what `read` returned."""
-    body, headers, *more = found
-    made: Any = addinfourl(io.BytesIO(body), headers, *more)
-    made.getheader = headers.get
+    body, reason, headers, url, status = found
+    made: Any = addinfourl(io.BytesIO(body), headers, url, status)
+    made.reason = made.msg = reason
+    made.getheader, made.getheaders = headers.get, headers.items
     return made
 
 

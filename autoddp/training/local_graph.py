@@ -120,7 +120,9 @@ class TracedGroup:
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Return the sum over all ranks."""
         if op != dist.ReduceOp.SUM:
-            raise NotImplementedError(f"a reduction by {op}")
+            raise NotImplementedError(
+                f"a reduction by {op}"
+            )  # it runs eagerly, as a line says
         return self._ordered(self.operators.all_reduce, x)
 
     def all_gather(self, x: Tensor) -> Tensor:

@@ -144,7 +144,9 @@ def test_urllib(as_one, server):
             )
         asked = urllib.request.Request(f"{url}/good", headers={"X-Ask": "yes"})
         response = urllib.request.urlopen(asked, timeout=5)
-        seen.append([list(response), response.getheader("X-Asked"), response.geturl()])
+        seen.append(
+            [list(response), response.getheader("X-Asked"), response.geturl(), response.reason]
+        )
         seen.append(urllib.request.urlopen(f"{url}/echo", data=b"a=1").read())
         seen.append(urllib.request.urlopen(f"{url}/moved").url)
         with urllib.request.urlopen(f"{url}/good") as response, open("copied", "wb") as file:

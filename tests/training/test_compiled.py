@@ -53,7 +53,7 @@ class Drops(nn.Sequential):
     def forward(self, x):
         if x.size(1) != 20:
             raise ValueError("refused")
-        return super().forward(x)
+        return super().forward(x + x.roll(1, 0))  # gathers, in the order that ranks agree on
 
 
 drops = Drops(nn.Linear(20, 8), nn.Dropout(0.4), nn.Linear(8, 4))
