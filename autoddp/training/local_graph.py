@@ -120,9 +120,8 @@ class TracedGroup:
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Return the sum over all ranks."""
         if op != dist.ReduceOp.SUM:
-            raise NotImplementedError(
-                f"a reduction by {op}"
-            )  # it runs eagerly, as a line says
+            # the graph is left out, and a line says so
+            raise NotImplementedError(f"a reduction by {op}")
         return self._ordered(self.operators.all_reduce, x)
 
     def all_gather(self, x: Tensor) -> Tensor:
