@@ -27,7 +27,6 @@ QUICK = {  # of all kinds, which README's own command runs; the others are slow
     *("random_dataset", "reinforce", "resume_everything", "sequence_losses"),
     *("transformer_dropout", "vae_noise_inside", "worker_pool"),
 }
-WANTED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SCRIPTS]
 
 RTOL = 1e-9  # float64 sums in another order are off by 1e-15 each; training carries that on
 LOOSER = {
@@ -47,8 +46,10 @@ ARGUMENTS = {
 NEEDS = {  # no dependencies of ours or of the tests: compared where they are installed
     "stateful_loader": "torchdata",
 }
-# torch's inductor builds kernels for CPUs by g++
-BUILT = {"compiled_draws", "compiled_graphs"}
+# torch's inductor builds kernels for CPUs by g++: minutes, where its cache is empty
+BUILT = {"compiled_draws", "compiled_graphs", "compiled_parts"}
+SLOW, LONG = pytest.mark.slow, pytest.mark.timeout(1500)
+WANTED = [pytest.param(n, marks=[SLOW] * (n not in QUICK) + [LONG] * (n in BUILT)) for n in SCRIPTS]
 
 
 def command(name: str) -> list[str]:
@@ -62,7 +63,7 @@ def command(name: str) -> list[str]:
 
 def patience(name: str) -> float:
     """Seconds that a script may take."""
-    return 240 if name in BUILT else 60
+    return 600 if name in BUILT else 60
 
 
 @pytest.fixture(scope="module")

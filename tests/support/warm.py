@@ -84,10 +84,14 @@ class Warm:
     def __init__(
         self, module: str = "tests.support.warm", env: Mapping[str, str] | None = None
     ) -> None:
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", module],
+        self.command, self.env = [sys.executable, "-m", module], dict(env or {})
+        self.server = self._serve()
+
+    def _serve(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command,
             cwd=ROOT,
-            env=os.environ | PLAIN_ENV | dict(env or {}),
+            env=os.environ | PLAIN_ENV | self.env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -135,11 +139,16 @@ class Warm:
         return Run(fork.wait(), out, err, folder, tuple(left))
 
     def ask(self, *line: object) -> Any:
-        """What the parent answers."""
+        """What the parent answers; a test that ran out of time while it waited needs a new one."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        print(json.dumps(line), file=self.server.stdin, flush=True)
-        return json.loads(self.server.stdout.readline())
+        try:
+            print(json.dumps(line), file=self.server.stdin, flush=True)
+            return json.loads(self.server.stdout.readline())
+        except BaseException:  # else each later question would get the answer to the one before it
+            self.close()
+            self.server = self._serve()
+            raise
 
     def close(self) -> None:
         """End the parent: it has nothing to lose."""
