@@ -5,18 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.accelerator.rewriting import rewritten
 from tests.support.warm import PLAIN_ENV, Run, Warm
 
 PLUGIN = Path(__file__).parent / "plugin"
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-DEVICE = "simulated"
 ENVIRON = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch's reducer has no timer for this device, and says so
 }
@@ -65,16 +61,6 @@ def script(text: str, folder: Path, name: str = "job.py") -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(text)
-    return str(path)
-
-
-def on_device(name: str, folder: Path, tensors: bool = False) -> str:
-    """One of the tests' scripts, on the device, beside its siblings."""
-    made = folder / "scripts"
-    if not made.exists():
-        shutil.copytree(SCRIPTS, made, ignore=shutil.ignore_patterns("__pycache__"))
-    path = made / f"{name}.py"
-    path.write_text(rewritten((SCRIPTS / f"{name}.py").read_text(), DEVICE, tensors))
     return str(path)
 
 
