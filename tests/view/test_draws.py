@@ -9,13 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import checkpoint
 
 from autoddp.view.draws import Draws
 from autoddp.view.sharded_tensor import is_sharded
 from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
-from tests.view.test_rows import installed
 
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.4),
@@ -146,82 +144,6 @@ def _of_one_row(group: Any) -> list[str]:
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_one_row_lies_in_memory_as_several_do(nproc):
     assert run_ranks(_of_one_row, nproc) == [[]] * nproc
-
-
-class Drawing(nn.Module):
-    """One that draws for its weights, for its steps and for its rows."""
-
-    def __init__(self, size: int, function: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.inner, self.function = nn.Linear(size, size), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-def noisy_weights(m: Any, x: Tensor) -> Tensor:
-    return F.dropout(x @ (m.inner.weight + torch.randn_like(m.inner.weight)).T, 0.3)
-
-
-def noise_for_all(m: Any, x: Tensor) -> Tensor:
-    return m.inner(x + torch.randn(x.shape[1]))
-
-
-def steps_first(m: Any, x: Tensor) -> Tensor:
-    steps = m.inner(x)[..., None].expand(-1, -1, 3).transpose(0, 1)
-    return F.dropout(steps, 0.3).transpose(0, 1)
-
-
-def recomputed(m: Any, x: Tensor) -> Tensor:
-    first = m.inner(x + torch.randn_like(m.inner.bias))
-    return checkpoint.checkpoint(lambda h: noisy_weights(m, h), first, use_reentrant=False)
-
-
-# what hides draws that are no part of those of the whole: none is seen in what comes out
-
-
-def two_of_each_row(m: Any, x: Tensor) -> Tensor:
-    return F.dropout(m.inner(x).repeat_interleave(2, 0), 1e-9).view(len(x), 2, -1).sum(1)
-
-
-def one_by_one(m: Any, x: Tensor) -> Tensor:
-    return m.inner(x) + 0 * torch.stack([torch.randn(()) for _ in x])[:, None]
-
-
-def pairs_of_rows(m: Any, x: Tensor) -> Tensor:
-    return m.inner(x) + 0 * torch.randn(len(x), len(x)).sum()
-
-
-def _of_one_size(group: Any) -> Any:
-    """As many features, or steps, as a rank has rows: sizes do not tell what is drawn for rows."""
-    torch.set_default_dtype(torch.float64)
-    rows, said = 18, []
-    batches = torch.randn(2 * rows, rows // group.size).split(rows)
-
-    def run(function: Any, batch: Callable[[Tensor], Tensor]) -> list[Any]:
-        torch.manual_seed(0)
-        net, seen = Drawing(rows // group.size, function), []
-        for x in batches:
-            net.zero_grad()
-            out = net(batch(x))
-            out.pow(2).mean().backward()
-            seen += [out.detach(), *(p.grad for p in net.parameters()), torch.rand(1)]
-        return seen
-
-    functions = (noisy_weights, noise_for_all, steps_first, recomputed)
-    for function in (*functions, two_of_each_row, one_by_one, pairs_of_rows):
-        want = run(function, lambda x: x)
-        with installed(group) as view:
-            found = difference(want, run(function, lambda x: by_rows(x, view.even_sizes(len(x)))))
-            if found:
-                said.append(f"{function.__name__}: {found}")
-    return said
-
-
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_what_is_drawn_for_rows_is_not_told_by_its_size(nproc):
-    said = run_ranks(_of_one_size, nproc)
-    assert not any(said), said
 
 
 def _own(group: Any) -> Any:
