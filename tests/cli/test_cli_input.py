@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import typer
 
-from autoddp import cli, launch
+from autoddp import cli
 from autoddp.options import Options
-from autoddp.process.script import Script
+from tests.cli.test_cli import asked
 from tests.support.cli import run_cli
+
+__all__ = ["asked"]  # a fixture
 
 
 @pytest.fixture
@@ -16,20 +18,6 @@ def setenv(no_leaks):
     """Set a variable, and undo that before the environment is looked at for leaks."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch.setenv
-
-
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """What `launch.run` would be given for some arguments."""
-    monkeypatch.chdir(tmp_path)
-    calls = []
-    monkeypatch.setattr(launch, "run", lambda *given: calls.append(given) or 0)
-
-    def ask(*arguments: str) -> tuple[Script, Options]:
-        assert cli.command(["run", *arguments]) == 0
-        return calls[-1]
-
-    return ask
 
 
 def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import environ
+from tests.support.ports import free_port
 
 NEEDS = (
     "munged",
@@ -163,7 +164,9 @@ class Slurm:
         )
         self.until(lambda: (munge / "socket").exists(), "munged does not come up")
         text = CONFIGURATION.format(
-            host=socket.gethostname().partition(".")[0], folder=self.folder, ports=_free(3)
+            host=socket.gethostname().partition(".")[0],
+            folder=self.folder,
+            ports=[free_port() for _ in range(3)],
         )
         (self.folder / "slurm.conf").write_text(text)
         self._start("slurmctld", "-D", "-i")
@@ -178,11 +181,3 @@ class Slurm:
                     command, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
                 )
             )
-
-
-def _free(count: int) -> list[int]:
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [door.getsockname()[1] for door in doors]
-    for door in doors:
-        door.close()
-    return ports
