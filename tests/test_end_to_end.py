@@ -36,9 +36,6 @@ OPTIONS = {
 ARGUMENTS = {
     "whole_program": ["prepared", "--lr", "0.05"],
 }
-NEEDS = {  # no dependencies of ours or of the tests: compared where they are installed
-    "stateful_loader": "torchdata",
-}
 # torch's inductor builds kernels for CPUs by g++: minutes, where its cache is empty
 BUILT = {"compiled_draws", "compiled_graphs", "compiled_parts"}
 SLOW, LONG = pytest.mark.slow, pytest.mark.timeout(1500)
@@ -47,8 +44,6 @@ WANTED = [pytest.param(n, marks=[SLOW] * (n not in QUICK) + [LONG] * (n in BUILT
 
 def command(name: str) -> list[str]:
     """The script and its arguments."""
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
     if name in BUILT and shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     return [str(SCRIPTS[name]), *ARGUMENTS.get(name, [])]
