@@ -136,14 +136,17 @@ def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return LocalCall(args, kwargs, out_at, aliases=func.__name__ not in COPIES)
 
 
-@uncached_rule("flatten", "unflatten")
+@rule("flatten", "unflatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Flatten or unflatten by `reshape`."""
+    """Flatten on local rows, whose batch is merged as the whole one; unflatten by `reshape`."""
     me = args[0]
-    if not is_sharded(me):
+    if not is_sharded(me) or not me.numel():
         return NotImplemented
-    want = func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape
-    return me.reshape(want) if want != me.shape else me
+    want = list(func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape)
+    if func.__name__ == "unflatten":
+        return me.reshape(want)
+    found = _regrouped(me, want)
+    return NotImplemented if found is None else LocalCall(args, kwargs, found, aliases=True)
 
 
 @rule("squeeze")
