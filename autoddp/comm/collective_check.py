@@ -27,7 +27,7 @@ from torch import Tensor
 
 from autoddp import torch_internals
 from autoddp.comm.in_order import InOrder, apart, without_file
-from autoddp.errors import RankEnded
+from autoddp.comm.signal_sync import SignalSync
 from autoddp.report import places, users_frame
 
 if TYPE_CHECKING:
@@ -45,14 +45,13 @@ Merge = Callable[[list[bytes]], bytes]
 class CollectiveCheck(InOrder):
     """One rank's end of the check."""
 
-    def __init__(self, rank: int, lines: Lines, store: Store) -> None:
-        super().__init__(rank, lines, store)
+    def __init__(self, rank: int, lines: Lines, store: Store, signals: SignalSync) -> None:
+        super().__init__(rank, lines, store, signals)
         self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         self._count = self._checksum = 0  # of all stamps
         self._exchanged = 0  # of these, up to the last exchange
         self._stamps: deque[tuple[int, str]] = deque(maxlen=KEPT)
-        self._newest = ""  # of those that were only noted since the last exchange
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
 
     def words(self, what: str, x: Tensor) -> str:
@@ -74,35 +73,27 @@ class CollectiveCheck(InOrder):
         self._stamps.append((self._count, stamp))
         self._checksum = zlib.crc32(without_file(stamp.encode()), self._checksum)
         self._count += 1
-        self._newest = stamp
 
-    def exchange(
-        self, stamp: str, body: bytes, merge: Merge, order: bytes = b""
-    ) -> tuple[bytes, bytes]:
-        """Exchange bodies, once all ranks are at this stamp.
-
-        Returns:
-            What `merge` makes of all ranks' bodies, and rank 0's order, see `SignalSync`.
+    def exchange(self, stamp: str, body: bytes, merge: Merge) -> bytes:
+        """Return what `merge` makes of all ranks' bodies, once all ranks are at this stamp.
 
         Raises:
             Disagreement: Two ranks are at different places; raised on all that wait here.
             RankEnded: A rank has ended.
         """
-        with self._lock:
+        with self._lock, self.signals.quiet():
             place, past = stamp.encode(), b"%d %d" % (self._count, self._checksum)
             noted, self._exchanged = self._count - self._exchanged, self._count + 1
             self.note(stamp)
-            self._newest = ""
+            order = b"" if torch_internals.in_backward() else self.signals.order()
             found = self._by_memory(place, past, order, body)
             if found is not None:
-                return merge([body for *_, body in found]), found[0][2]
+                self.signals.ordered(found[0][2])
+                return merge([body for *_, body in found])
             if self.rank == 0:
-                return self._lead(place, past, order, body, merge), order
+                return self._lead(place, past, order, body, merge)
             recent = json.dumps(self.recent()[-noted - 1 : -1]).encode()
-            try:
-                return self.receive(place, b"\0".join((past, recent, body)))
-            except RankEnded as error:
-                self.end(error, place)
+            return self.receive(place, b"\0".join((past, recent, body)))
 
     def _by_memory(self, *mine: bytes) -> list[list[bytes]] | None:
         """Return all ranks' place, past, order and body; None, on all, if the first two differ."""
@@ -132,7 +123,8 @@ class CollectiveCheck(InOrder):
 
     def newest(self) -> str:
         """Return the newest noted stamp in words; if there is none, words for any computation."""
-        return self._newest.partition(" ")[2] or "what its device computes"
+        only_noted = self._count > self._exchanged
+        return self._stamps[-1][1].partition(" ")[2] if only_noted else "what its device computes"
 
     def recent(self) -> Recent:
         """Return the newest stamps; the last may belong to an exchange in progress."""
