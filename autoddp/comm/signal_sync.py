@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.connection import wait
+from threading import get_ident
 from time import monotonic  # a script's is patched
 from typing import Any
 
-from autoddp.comm.context import Code, Context
+from autoddp.comm.context import Code, Context, Within
 from autoddp.comm.line import Lines
 from autoddp.errors import RankEnded
 
@@ -87,8 +88,9 @@ class SignalSync:
 
     def quiet(self) -> AbstractContextManager[object]:
         """Hold questions back while this rank sends or receives on the script's thread."""
-        here = self._context.on_script_thread()
-        return self._context.within(Code.TALKING) if here else nullcontext()
+        context = self._context
+        here = get_ident() == context.thread
+        return Within(context.depth, Code.TALKING) if here else nullcontext()
 
     def obey(self, signals: bytes) -> None:
         """Act at once, on another rank, on signals that rank 0 got in a call, which goes on.
