@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.in_order import InOrder, apart, without_file
+from autoddp.comm.in_order import InOrder, differ, without_file
 from autoddp.comm.signal_sync import SignalSync
 from autoddp.report import places, users_frame
 
@@ -105,7 +105,7 @@ class CollectiveCheck(InOrder):
             return None
         found = [message.split(b"\0", 3) for message in messages or ()]
         alike = found and all(past == found[0][1] for _, past, *_ in found)
-        return found if alike and not any(apart(each[0], found[0][0]) for each in found) else None
+        return found if alike and not any(differ(each[0], found[0][0]) for each in found) else None
 
     def _lead(self, place: bytes, past: bytes, order: bytes, body: bytes, merge: Merge) -> bytes:
         """Merge, on rank 0, all ranks' bodies, and send them the result."""
@@ -138,12 +138,12 @@ class CollectiveCheck(InOrder):
         """
         mine = dict(self.recent())
         for number, stamp in recent:
-            if number in mine and apart(stamp.encode(), mine[number].encode()):
-                self.part(rank, stamp.encode(), mine[number].encode())
+            if number in mine and differ(stamp.encode(), mine[number].encode()):
+                self.disagree(rank, stamp.encode(), mine[number].encode())
 
     def _find_difference(self, rank: int, recent: Recent, place: bytes) -> None:
         """Raise that a rank noted other stamps before this place than rank 0."""
         self.compare(rank, recent)
         if not torch_internals.in_backward():  # where other threads go on
             calls, _, where = place.partition(b" ")
-            self.part(rank, calls + b" another collective, some time before " + where, place)
+            self.disagree(rank, calls + b" another collective, some time before " + where, place)

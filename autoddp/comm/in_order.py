@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # the first byte of a message of rank 0, or AT_ONCE
 SENT = b"="  # its place, order and data
 WHERE = b"?"  # it waits at this place for all others
-PARTED = b"!"  # ranks are at different places
+DISAGREE = b"!"  # ranks are at different places
 WAITS = "waits"  # in the store: a rank only waits for its end
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
 
@@ -48,8 +48,8 @@ class InOrder:
         found = {}
         for rank, line in self.lines.items():
             theirs, _, found[rank] = self._read(line, place).partition(b"\0")
-            if apart(theirs, place):
-                self.part(rank, theirs, place)
+            if differ(theirs, place):
+                self.disagree(rank, theirs, place)
         return found
 
     def receive(self, place: bytes, own: bytes | None = None) -> bytes:
@@ -72,21 +72,21 @@ class InOrder:
             if kind == AT_ONCE:
                 self.signals.obey(message)
                 continue
-            if kind == PARTED:
+            if kind == DISAGREE:
                 raise Disagreement(message.decode())
             theirs, order, data = message.split(b"\0", 2)
-            if apart(theirs, place):
+            if differ(theirs, place):
                 if own is None:
                     line.send(place)  # rank 0 may wait for this rank
-                raise Disagreement(parted(self.rank, place, 0, theirs))
+                raise Disagreement(difference(self.rank, place, 0, theirs))
             if kind == SENT:
                 self.signals.ordered(order)
                 return data
 
-    def part(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
+    def disagree(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
         """Raise on all ranks that one of them is at another place than rank 0."""
-        text = parted(rank, theirs, self.rank, place)
-        self.lines.send(PARTED + text.encode())
+        text = difference(rank, theirs, self.rank, place)
+        self.lines.send(DISAGREE + text.encode())
         raise Disagreement(text)
 
     def _read(self, line: Line, place: bytes) -> bytes:
@@ -106,7 +106,7 @@ def await_end(store: Store, rank: int) -> None:
     time.sleep(LEFT)  # in one, so that the watch sees it idle
 
 
-def apart(theirs: bytes, own: bytes) -> bool:
+def differ(theirs: bytes, own: bytes) -> bool:
     """Return whether two places differ."""
     return theirs != own and without_file(theirs) != without_file(own)
 
@@ -117,7 +117,7 @@ def without_file(place: bytes) -> bytes:
     return act + at + line.rpartition(b":")[2] if act else place
 
 
-def parted(rank: int, theirs: bytes, other: int, own: bytes) -> str:
+def difference(rank: int, theirs: bytes, other: int, own: bytes) -> str:
     """Return the message that a rank is at another place than another rank."""
     (calls, _, there), (others, _, here) = (
         place.decode().partition(" ") for place in (theirs, own)
