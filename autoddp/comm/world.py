@@ -159,22 +159,24 @@ def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
 
 @contextmanager
 def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
-    """Give C code, and the programs that it starts inside, the environment of one process."""
-    plain = without(os.environ, given)
+    """Give this process and what it starts, for a while, the environment of one plain process."""
+    seen, plain = dict(os.environ), without(os.environ, given)
     for name in given:
-        _set_for_c(name, plain.get(name))
+        _set(name, plain.get(name))
     try:
         yield
     finally:
         for name, ours in given.items():
-            _set_for_c(name, os.environ.get(name, ours.value if ours.before is None else None))
+            _set(name, seen.get(name))
+            if name not in seen and ours.before is None:
+                os.putenv(name, ours.value)  # see `keep_to_libraries`
 
 
-def _set_for_c(name: str, value: str | None) -> None:
-    if value is None:
-        os.unsetenv(name)
-    else:
-        os.putenv(name, value)
+def _set(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    os.unsetenv(name)  # a variable that C alone sees
+    if value is not None:
+        os.environ[name] = value
 
 
 def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:

@@ -104,8 +104,9 @@ class Programs(Outward):
             return call.plain()
 
         def start() -> int:
-            env = os.environ if named["env"] is None else named["env"]
-            call.changed(env=without(env, HERE.given))
+            env = named.get("env")
+            with as_found(HERE.given):
+                call.plain() if env is None else call.changed(env=without(env, HERE.given))
             return int(process.pid)
 
         if any(_reads_back(named[end]) for end in ("c2pwrite", "errwrite")):
