@@ -39,10 +39,6 @@ class Disagreement(AutoDDPError):
 class RankEnded(AutoDDPError):
     """The end of another rank; what this one would have learned from it will not come."""
 
-    def __init__(self, text: str, rank: int = 0) -> None:
-        super().__init__(text)
-        self.rank = rank
-
 
 class LostGradient(AutoDDPError):
     """A batch held by rows in an operator below autograd, where its gradient would be lost."""

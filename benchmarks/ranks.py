@@ -26,10 +26,9 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.patience import Patience
-from autoddp.comm.rpc import Rpc, When
+from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import reducing
 from autoddp.comm.world import World
 
@@ -45,7 +44,6 @@ class LightRank(Rpc):
         self.world, self.rank, self.size = world, world.rank, world.world_size
         self.store = dist.FileStore(store)
         self.channel = Channel.between(world, self.store, Patience(SECONDS))
-        self.collective_check = CollectiveCheck(self.rank, self.channel.meetings, self.store)
         self.merge = reducing(torch.float64, dist.ReduceOp.SUM)
         super().__init__()
 
@@ -53,7 +51,7 @@ class LightRank(Rpc):
         self.call("ask", lambda: 1)
 
     def meet(self) -> None:
-        self.call("meet", lambda: 1, when=When.ALL_HERE)
+        self.call("meet", lambda: 1, all_here=True)
 
     def last(self) -> None:
         self.call("last", lambda: 1, by=self.size - 1)

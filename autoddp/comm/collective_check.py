@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.in_order import InOrder, apart, without_file
-from autoddp.errors import RankEnded
+from autoddp.comm.in_order import InOrder, differ, without_file
+from autoddp.comm.signal_sync import SignalSync
 from autoddp.report import places, users_frame
 
 if TYPE_CHECKING:
@@ -45,14 +45,13 @@ Merge = Callable[[list[bytes]], bytes]
 class CollectiveCheck(InOrder):
     """One rank's end of the check."""
 
-    def __init__(self, rank: int, lines: Lines, store: Store) -> None:
-        super().__init__(rank, lines, store)
+    def __init__(self, rank: int, lines: Lines, store: Store, signals: SignalSync) -> None:
+        super().__init__(rank, lines, store, signals)
         self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         self._count = self._checksum = 0  # of all stamps
         self._exchanged = 0  # of these, up to the last exchange
         self._stamps: deque[tuple[int, str]] = deque(maxlen=KEPT)
-        self._newest = ""  # of those that were only noted since the last exchange
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
 
     def words(self, what: str, x: Tensor) -> str:
@@ -74,35 +73,27 @@ class CollectiveCheck(InOrder):
         self._stamps.append((self._count, stamp))
         self._checksum = zlib.crc32(without_file(stamp.encode()), self._checksum)
         self._count += 1
-        self._newest = stamp
 
-    def exchange(
-        self, stamp: str, body: bytes, merge: Merge, order: bytes = b""
-    ) -> tuple[bytes, bytes]:
-        """Exchange bodies, once all ranks are at this stamp.
-
-        Returns:
-            What `merge` makes of all ranks' bodies, and rank 0's order, see `SignalSync`.
+    def exchange(self, stamp: str, body: bytes, merge: Merge) -> bytes:
+        """Return what `merge` makes of all ranks' bodies, once all ranks are at this stamp.
 
         Raises:
             Disagreement: Two ranks are at different places; raised on all that wait here.
             RankEnded: A rank has ended.
         """
-        with self._lock:
+        with self._lock, self.signals.quiet():
             place, past = stamp.encode(), b"%d %d" % (self._count, self._checksum)
             noted, self._exchanged = self._count - self._exchanged, self._count + 1
             self.note(stamp)
-            self._newest = ""
+            order = b"" if torch_internals.in_backward() else self.signals.order()
             found = self._by_memory(place, past, order, body)
             if found is not None:
-                return merge([body for *_, body in found]), found[0][2]
+                self.signals.ordered(found[0][2])
+                return merge([body for *_, body in found])
             if self.rank == 0:
-                return self._lead(place, past, order, body, merge), order
+                return self._lead(place, past, order, body, merge)
             recent = json.dumps(self.recent()[-noted - 1 : -1]).encode()
-            try:
-                return self.receive(place, b"\0".join((past, recent, body)))
-            except RankEnded as error:
-                self.end(error, place)
+            return self.receive(place, b"\0".join((past, recent, body)))
 
     def _by_memory(self, *mine: bytes) -> list[list[bytes]] | None:
         """Return all ranks' place, past, order and body; None, on all, if the first two differ."""
@@ -114,7 +105,7 @@ class CollectiveCheck(InOrder):
             return None
         found = [message.split(b"\0", 3) for message in messages or ()]
         alike = found and all(past == found[0][1] for _, past, *_ in found)
-        return found if alike and not any(apart(each[0], found[0][0]) for each in found) else None
+        return found if alike and not any(differ(each[0], found[0][0]) for each in found) else None
 
     def _lead(self, place: bytes, past: bytes, order: bytes, body: bytes, merge: Merge) -> bytes:
         """Merge, on rank 0, all ranks' bodies, and send them the result."""
@@ -132,7 +123,8 @@ class CollectiveCheck(InOrder):
 
     def newest(self) -> str:
         """Return the newest noted stamp in words; if there is none, words for any computation."""
-        return self._newest.partition(" ")[2] or "what its device computes"
+        only_noted = self._count > self._exchanged
+        return self._stamps[-1][1].partition(" ")[2] if only_noted else "what its device computes"
 
     def recent(self) -> Recent:
         """Return the newest stamps; the last may belong to an exchange in progress."""
@@ -146,12 +138,12 @@ class CollectiveCheck(InOrder):
         """
         mine = dict(self.recent())
         for number, stamp in recent:
-            if number in mine and apart(stamp.encode(), mine[number].encode()):
-                self.part(rank, stamp.encode(), mine[number].encode())
+            if number in mine and differ(stamp.encode(), mine[number].encode()):
+                self.disagree(rank, stamp.encode(), mine[number].encode())
 
     def _find_difference(self, rank: int, recent: Recent, place: bytes) -> None:
         """Raise that a rank noted other stamps before this place than rank 0."""
         self.compare(rank, recent)
         if not torch_internals.in_backward():  # where other threads go on
             calls, _, where = place.partition(b" ")
-            self.part(rank, calls + b" another collective, some time before " + where, place)
+            self.disagree(rank, calls + b" another collective, some time before " + where, place)

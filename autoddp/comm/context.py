@@ -25,12 +25,16 @@ class Code(IntEnum):
         PLAIN: Code in which no batch is looked for: a data set's fetch, a backward.
         FUNCTION: Code below torch's functions that computes on whole batches: an autograd function
             of the script, or what runs under its hooks of saved tensors.
+        TALKING: Code that sends to other ranks or receives from them.
+        ACTING: On rank 0, what the other ranks wait for.
     """
 
     INTERNAL = 0
     FETCH = auto()
     PLAIN = auto()
     FUNCTION = auto()
+    TALKING = auto()
+    ACTING = auto()
 
 
 class Within:

@@ -1,9 +1,9 @@
 """The control plane: connections between rank 0 and each other rank.
 
-Rank 0 publishes in the store where it listens, and a key that who connects must send. Ranks of
-its node connect by a unix socket, ranks of other nodes by TCP. A rank has four connections: for
-calls, for collectives, for signals, and for the threads that watch. Forked children have none: a
-data loader's worker neither speaks for its rank nor makes it seem alive once it has ended.
+Rank 0 publishes in the store where it listens, and a key that who connects must send: at a unix
+socket if all ranks are on one node, else by TCP. A rank has four connections: for calls, for
+collectives, for signals, and for the threads that watch. Forked children have none: a data loader's
+worker neither speaks for its rank nor makes it seem alive once it has ended.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import os
 import secrets
 import socket
 import struct
-import weakref
-from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.line import Line, Lines
 from autoddp.comm.patience import Patience, missing
@@ -44,14 +42,7 @@ class Channel:
     def __init__(self) -> None:
         self.orders, self.beats, self.calls, self.meetings = kinds = [Lines() for _ in range(4)]
         self.kinds = kinds
-        this = weakref.ref(self)  # the interpreter never drops what it calls after a fork
-
-        def leave() -> None:
-            channel = this()
-            if channel is not None:
-                channel.close()
-
-        os.register_at_fork(after_in_child=leave)
+        os.register_at_fork(after_in_child=self.close)
 
     @classmethod
     def between(cls, world: World, store: Store, patience: Patience) -> Channel:
@@ -89,7 +80,7 @@ def connect(
         store: A store of all of them.
         key: The name in the store under which the first one publishes where it listens.
         patience: The wait of the first one for the others.
-        address: The first one's, for ranks on other nodes if there are any.
+        address: The first one's, for ranks on several nodes; empty if all are on one.
         count: The number of sockets to each.
 
     Returns:
@@ -101,30 +92,26 @@ def connect(
     if rank == ranks[0]:
         return _accept(ranks, store, key, patience, address, count)
     store.wait([key], timedelta(seconds=patience.seconds))
-    where, port, secret = json.loads(store.get(key))
+    where, secret = json.loads(store.get(key))
     try:
-        made = [_dial(where, address, port, DIALLED) for _ in range(count)]
+        made = [_dial(where, address) for _ in range(count)]
         for number, connected in enumerate(made):
             connected.sendall(HELLO.pack(bytes.fromhex(secret), rank, number))
     except OSError as error:
         store.set(f"{key}/lost", f"{rank}")
         raise AutoDDPError(
-            f"rank {rank} cannot reach rank {ranks[0]} at {address or 'its name'}:{port} "
+            f"rank {rank} cannot reach rank {ranks[0]} at {address}:{where} "
             f"({error}); nodes need to reach node 0 at any port, as gloo does"
         ) from None
     return [{ranks[0]: connected} for connected in made]
 
 
-def _dial(where: str, address: str, port: int, seconds: float) -> socket.socket:
-    """Connect by the unix socket, or by TCP where it does not exist: on another node."""
+def _dial(where: Any, address: str) -> socket.socket:
+    """Connect to a port of another node, or to a unix socket of this one."""
+    if address:
+        return socket.create_connection((address, where), DIALLED)
     near = socket.socket(socket.AF_UNIX)
-    try:
-        near.connect(where)
-    except ConnectionRefusedError:
-        near.close()
-        if not address:
-            raise
-        return socket.create_connection((address, port), seconds)
+    near.connect(where)
     return near
 
 
@@ -135,39 +122,40 @@ def _accept(
     left = {(rank, number) for rank in ranks[1:] for number in range(count)}
     found: Sockets = [{} for _ in range(count)]
     secret = secrets.token_bytes(16)
-    with contextlib.ExitStack() as undo:
-        listeners = [undo.enter_context(one) for one in _listen(bool(address), ranks[0])]
-        port = listeners[-1].getsockname()[1] if address else 0
-        store.set(key, json.dumps([listeners[0].getsockname().decode(), port, secret.hex()]))
+    with _listen(bool(address), ranks[0]) as listener:
+        name = listener.getsockname()
+        store.set(key, json.dumps([name[1] if address else name.decode(), secret.hex()]))
         while left:
             patience.look(lambda: missing("rank", sorted({rank for rank, _ in left}), len(ranks)))
-            ready = wait(listeners, TICK)
-            if not ready and store.check([f"{key}/lost"]):
-                lost = store.get(f"{key}/lost").decode()
-                raise AutoDDPError(f"rank {lost} cannot reach rank {ranks[0]}; see what it says")
-            for listener in ready:
-                connected, _ = listener.accept()  # type: ignore[union-attr]
-                theirs, rank, number = _greeting(connected)
-                if secrets.compare_digest(theirs, secret) and (rank, number) in left:
-                    left.discard((rank, number))
-                    found[number][rank] = connected
-                else:
-                    connected.close()
+            if not wait([listener], TICK):
+                if store.check([f"{key}/lost"]):
+                    lost = store.get(f"{key}/lost").decode()
+                    raise AutoDDPError(
+                        f"rank {lost} cannot reach rank {ranks[0]}; see what it says"
+                    )
+                continue
+            connected, _ = listener.accept()
+            theirs, rank, number = _greeting(connected)
+            if secrets.compare_digest(theirs, secret) and (rank, number) in left:
+                left.discard((rank, number))
+                found[number][rank] = connected
+            else:
+                connected.close()
     return [dict(sorted(sockets.items())) for sockets in found]
 
 
-def _listen(far: bool, rank: int) -> Iterator[socket.socket]:
-    """Listen at an abstract name, which ends with its process, and for other nodes by TCP."""
-    near = socket.socket(socket.AF_UNIX)
-    # with its rank, as what is drawn within a job is the same on all ranks
-    near.bind(f"\0autoddp-{secrets.token_hex(8)}-{rank}")
-    near.listen(socket.SOMAXCONN)
-    yield near
+def _listen(far: bool, rank: int) -> socket.socket:
+    """Listen for other nodes by TCP, or at an abstract name, which ends with its process."""
+    backlog = socket.SOMAXCONN
     if far:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
-        backlog = socket.SOMAXCONN
-        yield socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+        return socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+    near = socket.socket(socket.AF_UNIX)
+    # with its rank, as what is drawn within a job is the same on all ranks
+    near.bind(f"\0autoddp-{secrets.token_hex(8)}-{rank}")
+    near.listen(backlog)
+    return near
 
 
 def _greeting(connected: socket.socket) -> tuple[bytes, int, int]:

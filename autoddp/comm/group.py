@@ -18,7 +18,6 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
 from autoddp.comm.patience import Patience, silent
@@ -60,7 +59,6 @@ class Group(Rpc):
         self.kind = ""  # torch's word for the accelerators of all ranks
         self.placed: list[int] | None = None  # what `topology.nodes` has found out
         self.gathered = 0  # bytes that came from other ranks
-        self.collective_check = CollectiveCheck(world.rank, channel.meetings, store)
         # what ranks do together once the script has ended well
         self.at_end: list[Callable[[], None]] = []
         # where all ranks are on one node: for collectives, and for the gradients of a backward
@@ -82,29 +80,16 @@ class Group(Rpc):
         choose: Choose = _gloo,
         say: Callable[[str], None] = silent,
     ) -> Group:
-        """Join the other ranks at the job's store.
+        """Join the other ranks at the store of this start, or `attempt`, of the job; see `over`.
 
         Several jobs of these ranks, one after the other, may use one store of their launcher's.
-
-        Args:
-            world: The place of this rank among the ranks.
-            attempt: The number of this start of the job.
-            choose: See `over`.
-            say: Tells the user of a long wait.
         """
-        master = world.rank == 0 and not world.agent_store
-        tcp = TCPStore(
-            world.master_addr,
-            world.master_port,
-            world.world_size,
-            master,
-            TIMEOUT,
-            wait_for_workers=False,
-        )
+        hosts = world.rank == 0 and not world.agent_store
+        where = world.master_addr, world.master_port, world.world_size
+        tcp = TCPStore(*where, hosts, TIMEOUT, wait_for_workers=False)
         job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
-        return cls.over(
-            world, torch_internals.prefixed(f"autoddp/{attempt}/{job}", tcp), choose, say
-        )
+        store = torch_internals.prefixed(f"autoddp/{attempt}/{job}", tcp)
+        return cls.over(world, store, choose, say)
 
     @classmethod
     def over(
@@ -114,11 +99,11 @@ class Group(Rpc):
         choose: Choose = _gloo,
         say: Callable[[str], None] = silent,
     ) -> Group:
-        """Join over a store that is there.
+        """Join the other ranks over a store of all of them.
 
         Args:
             world: The place of this rank among the ranks.
-            store: A store of all ranks.
+            store: The store.
             choose: Returns, once all ranks have come, the backend for the accelerator's tensors,
                 and this rank's device if each rank has one.
             say: Tells the user of a long wait.

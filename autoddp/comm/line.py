@@ -36,7 +36,6 @@ class Line:
 
     def __init__(self, peer: int, connected: socket.socket) -> None:
         self.peer, self.socket = peer, connected
-        self.number = connected.fileno()
         connected.setblocking(True)
         if connected.family != socket.AF_UNIX:
             for option in TCP_OPTIONS:
@@ -70,10 +69,10 @@ class Line:
         """Have the kernel send a signal to this process's main thread when something arrives."""
         # sent to the process, it may wake another thread, which then takes what waits for the main
         # one, too: in a long sleep the main thread would never hear of either
-        fcntl.fcntl(self.number, fcntl.F_SETSIG, number)
-        fcntl.fcntl(self.number, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, os.getpid()))
-        flags = fcntl.fcntl(self.number, fcntl.F_GETFL)
-        fcntl.fcntl(self.number, fcntl.F_SETFL, flags | os.O_ASYNC)
+        fcntl.fcntl(self.socket, fcntl.F_SETSIG, number)
+        fcntl.fcntl(self.socket, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, os.getpid()))
+        flags = fcntl.fcntl(self.socket, fcntl.F_GETFL)
+        fcntl.fcntl(self.socket, fcntl.F_SETFL, flags | os.O_ASYNC)
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
@@ -99,11 +98,7 @@ class Line:
         except OSError:
             data = b""
         if not data:
-            raise RankEnded(
-                f"rank {self.peer} has ended, or its node is out of reach: "
-                "nothing is done for all any more",
-                self.peer,
-            )
+            raise RankEnded(f"rank {self.peer} has ended, or its node is out of reach")
         self._held += data
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -37,20 +37,16 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """Return this outcome as a message."""
-        if self.error is None or _is_plain(self.error):
-            return pickle.dumps((self.value, self.error, None))
-        return pickle.dumps((None, None, list(_forms(self.error))))
+        return pickle.dumps((self.value, [] if self.error is None else _forms(self.error)))
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Outcome:
         """Read what `to_bytes` made: of an exception, the first form that can be made here."""
-        value, error, forms = pickle.loads(message)
-        if forms is None:
-            return cls(value, error)
+        value, forms = pickle.loads(message)
         for form in forms:
             with suppress(Exception):  # a class that rank 0 alone has imported
                 return cls(error=pickle.loads(form).made())
-        raise AssertionError("the last form can be made anywhere")
+        return cls(value)
 
 
 class Form(NamedTuple):
@@ -74,28 +70,25 @@ class Form(NamedTuple):
         raise TypeError(f"{self.kind.__name__} cannot be made")
 
 
-def _forms(error: BaseException) -> Iterator[bytes]:
-    """Yield forms of an exception for other ranks: its class, then those that it derives from.
+def _forms(error: BaseException) -> list[bytes]:
+    """Return forms of an exception for other ranks: of its class, then of what it derives from.
 
     A script can catch it only by a class that its rank has imported; a builtin one is everywhere.
     """
     own, text = type(error), str(error)
     attributes = {name: x for name, x in vars(error).items() if _is_data(x)}
     given = _arguments(error)
-    args = error.args if _is_data(error.args) else given
-    for kind in own.__mro__:
-        if kind is object or (kind is not own and kind in (Exception, BaseException)):
-            continue
-        for parts in ((given, args), ((text,), (text,))):
-            with suppress(Exception):
-                form = pickle.dumps(Form(kind, *parts, attributes, text))
-                if type(pickle.loads(form).made()) is kind:
-                    yield form
-                    if kind.__module__ == "builtins":
-                        return
-                    break
-    message = f"rank 0: {own.__name__}: {text}"
-    yield pickle.dumps(Form(RemoteError, (message,), (message,), {}, message))
+    forms = [Form(own, given, error.args if _is_data(error.args) else given, attributes, text)]
+    if own.__module__ != "builtins":
+        builtin = next(kind for kind in own.__mro__ if kind.__module__ == "builtins")
+        if builtin in (Exception, BaseException):
+            builtin, text = RemoteError, f"rank 0: {own.__name__}: {text}"
+        forms.append(Form(builtin, (text,), (text,), attributes, text))
+    found = []
+    for form in forms:
+        with suppress(Exception):  # a class of a function has no name by which it is found
+            found.append(pickle.dumps(form))
+    return found
 
 
 def _arguments(error: BaseException) -> tuple[Any, ...]:
@@ -107,16 +100,6 @@ def _arguments(error: BaseException) -> tuple[Any, ...]:
         return error.url, error.code, error.msg, error.headers, BytesIO(body)
     reduced = error.__reduce__()
     return reduced[1] if isinstance(reduced, tuple) and _is_data(reduced[1]) else ()
-
-
-def _is_plain(error: BaseException) -> bool:
-    """Return whether an exception is a builtin one that holds only data, which pickle can make.
-
-    Most are: asking whether a file exists raises one where there is none.
-    """
-    if type(error).__module__ != "builtins" or not _is_data(error.args):
-        return False
-    return _is_data(error.__reduce__()[1]) and all(map(_is_data, vars(error).values()))
 
 
 def _is_data(x: Any) -> bool:

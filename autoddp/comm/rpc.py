@@ -16,24 +16,17 @@ deadline, and the thread that watches sees where nobody acts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 from torch.distributed import Store
 
-from autoddp.comm.context import Context
+from autoddp.comm.collective_check import CollectiveCheck
+from autoddp.comm.context import Code, Context
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.in_order import WHERE, InOrder
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import SignalSync
-
-
-class When(Enum):
-    """The time at which the act of a call begins."""
-
-    NOW = "as soon as the rank that acts is there"
-    ALL_HERE = "once every rank is there: slower ones may be reading what the act changes"
 
 
 class Rpc:
@@ -52,56 +45,57 @@ class Rpc:
         self.context = Context()
         self.position = Position()
         self.passed = 0
-        self._calls = InOrder(self.rank, self.channel.calls, self.store)
-        self.signal_sync = SignalSync(
-            self.rank, self.channel.orders, self.channel.calls, self.context
-        )
-        self._calls.obey = self.signal_sync.obey
+        rank, channel, store = self.rank, self.channel, self.store
+        self.signal_sync = SignalSync(rank, channel.orders, channel.calls, self.context)
+        self._calls = InOrder(rank, channel.calls, store, self.signal_sync)
+        self.collective_check = CollectiveCheck(rank, channel.meetings, store, self.signal_sync)
 
-    def call(self, site: str, act: Callable[[], Any], *, by: int = 0, when: When = When.NOW) -> Any:
+    def call(
+        self, site: str, act: Callable[[], Any], *, by: int = 0, all_here: bool = False
+    ) -> Any:
         """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.
 
         Args:
             site: The kind of call, and the user's line; the same on all ranks.
             act: Returns what can be pickled.
             by: The rank that acts.
-            when: The time to act; `ALL_HERE` is for rank 0 alone.
+            all_here: Whether rank 0 acts once every rank is there, as slower ones may be reading
+                what the act changes; else as soon as it is there itself.
 
         Raises:
             Disagreement: This rank and rank 0 are at different places.
         """
-        place, all_come = f"{self.passed} {site}", by != 0 or when is When.ALL_HERE
-        outcome, order = (self._follow if self.rank else self._lead)(place, act, by, all_come)
+        place, all_come = f"{self.passed} {site}", by != 0 or all_here
+        outcome = (self._follow if self.rank else self._lead)(place, act, by, all_come)
         self.passed += 1
-        self.signal_sync.leave(order)
+        self.signal_sync.leave()
         return outcome.unwrap()
 
-    def _lead(
-        self, place: str, act: Callable[[], Any], by: int, all_come: bool
-    ) -> tuple[Outcome, bytes]:
+    def _lead(self, place: str, act: Callable[[], Any], by: int, all_come: bool) -> Outcome:
         calls, here, theirs = self._calls, place.encode(), {}
         if all_come:
-            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet:
+            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet():
                 calls.send(here, kind=WHERE)  # a rank that sends nothing may be elsewhere
                 theirs = calls.gather(here)
         outcome = Outcome.from_bytes(theirs[by]) if by else self._outcome(place, act)
         data = theirs[by] if by else outcome.to_bytes()
-        with self.signal_sync.quiet:
+        with self.signal_sync.quiet():
             # as late as possible: the script may have sent itself a signal
-            order = self.signal_sync.enter()
-            calls.send(here, order, data)
-        return outcome, order
+            calls.send(here, self.signal_sync.order(), data)
+        return outcome
 
-    def _follow(
-        self, place: str, act: Callable[[], Any], by: int, all_come: bool
-    ) -> tuple[Outcome, bytes]:
+    def _follow(self, place: str, act: Callable[[], Any], by: int, all_come: bool) -> Outcome:
         own = self._outcome(place, act) if self.rank == by else None
         sent = own.to_bytes() if own is not None else b"" if all_come else None
-        with self.position.at(EFFECT, place), self.signal_sync.quiet:
-            data, order = self._calls.receive(place.encode(), sent)
-        return Outcome.from_bytes(data) if own is None else own, order
+        with self.position.at(EFFECT, place), self.signal_sync.quiet():
+            data = self._calls.receive(place.encode(), sent)
+        return Outcome.from_bytes(data) if own is None else own
 
     def _outcome(self, place: str, act: Callable[[], Any]) -> Outcome:
-        with self.position.at(ACTING, place):
-            # an interrupt too: nobody may wait for what will not come
-            return Outcome.of(lambda: self.signal_sync.acting(act))
+        depth = self.context.depth
+        depth[Code.ACTING] += 1  # as `within` does; a clock is read in a few microseconds
+        try:
+            with self.position.at(ACTING, place):
+                return Outcome.of(act)  # an interrupt too: nobody may wait for what will not come
+        finally:
+            depth[Code.ACTING] -= 1

@@ -18,39 +18,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.connection import wait
+from threading import get_ident
 from time import monotonic  # a script's is patched
 from typing import Any
 
-from autoddp.comm.context import Context
-from autoddp.comm.in_order import AT_ONCE
+from autoddp.comm.context import Code, Context, Within
 from autoddp.comm.line import Lines
 from autoddp.errors import RankEnded
 
 NEWS = signal.SIGURG  # a question has come; ignored by default, so it never ends a process
 NOW = 0  # the point of an order to act here
+AT_ONCE = b"n"  # the first byte of a message of rank 0: signals to act on in the midst of a call
 PATIENCE = 1.0  # seconds without a point until rank 0 asks
 ANSWER = 2.0  # seconds in which all ranks must have replied
 STALE = 1.0  # seconds in which one signal reaches all ranks that get it by themselves
 RETURNED = 128  # plus a signal's number: reports that the script's handler has returned
-
-
-class Quiet:
-    """A stretch of the script's thread in which this rank sends or receives: questions wait."""
-
-    __slots__ = ("_sync",)
-
-    def __init__(self, sync: SignalSync) -> None:
-        self._sync = sync
-
-    def __enter__(self) -> None:
-        if self._sync._context.on_script_thread():
-            self._sync._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        if self._sync._context.on_script_thread():
-            self._sync._inside -= 1
 
 
 class SignalSync:
@@ -58,16 +42,12 @@ class SignalSync:
 
     Attributes:
         act: Runs the script's handler of a signal; None where each rank handles its own.
-        quiet: Holds questions back while this rank sends or receives.
     """
 
     def __init__(self, rank: int, lines: Lines, calls: Lines, context: Context) -> None:
         self.rank, self._lines, self._calls, self._context = rank, lines, calls, context
         self.act: Callable[[int], None] | None = None
-        self.quiet = Quiet(self)
         self._passed = 0
-        self._inside = 0  # above 0 where questions must wait
-        self._acting = False  # rank 0 does what the others wait for
         self._missed = True  # what came before the kernel sends a signal for it
         self._pending: list[int] = []  # signals without an order yet
         self._due: list[tuple[int, int]] = []  # the point at whose end a signal's handler runs
@@ -84,32 +64,33 @@ class SignalSync:
         """Return whether all ranks come to this place, on the thread that runs the script."""
         return self.act is not None and self._context.on_script_thread()
 
-    def enter(self) -> bytes:
+    def order(self) -> bytes:
         """Return, on rank 0, the order that its message at a point carries; empty if none."""
-        if not self._pending or self.act is None or self.rank:
+        if self.rank or not self._pending or not self.here():
             return b""
         signals, self._pending = self._pending, []
         return json.dumps(signals).encode()
 
-    def leave(self, order: bytes = b"") -> None:
-        """End a point with rank 0's order there, and run the handlers that are due."""
+    def ordered(self, order: bytes) -> None:
+        """Note rank 0's order for the end of the point that this rank is at."""
+        if order:
+            self._note(self._passed + 1, json.loads(order))
+
+    def leave(self) -> None:
+        """End a point, and run the handlers that are due."""
         if self.act is None:
             return
         self._passed += 1
-        if order:
-            self._note(self._passed, json.loads(order))
         if self._due:
             self._run_due()
         if self._missed:
             self.news()
 
-    def acting(self, act: Callable[[], Any]) -> Any:
-        """Return what `act` does, while others wait for it."""
-        before, self._acting = self._acting, True
-        try:
-            return act()
-        finally:
-            self._acting = before
+    def quiet(self) -> AbstractContextManager[object]:
+        """Hold questions back while this rank sends or receives on the script's thread."""
+        context = self._context
+        here = get_ident() == context.thread
+        return Within(context.depth, Code.TALKING) if here else nullcontext()
 
     def obey(self, signals: bytes) -> None:
         """Act at once, on another rank, on signals that rank 0 got in a call, which goes on.
@@ -123,7 +104,7 @@ class SignalSync:
     def _act_at_once(self) -> None:
         """Order the others, who wait for what rank 0 does, to act at once, and do so."""
         signals, self._pending = self._pending, []
-        with self.quiet:
+        with self.quiet():
             self._calls.send(AT_ONCE + json.dumps(signals).encode())
         self._note(NOW, signals)
         self._run_due()
@@ -135,13 +116,7 @@ class SignalSync:
 
     def _run_due(self) -> None:
         while self._due and self._due[0][0] <= self._passed and self.act is not None:
-            _, number = self._due.pop(0)
-            before = self._inside, self._acting
-            self._inside, self._acting = 0, False
-            try:
-                self.act(number)
-            finally:
-                self._inside, self._acting = before
+            self.act(self._due.pop(0)[1])
 
     # ---- signals
 
@@ -189,13 +164,14 @@ class SignalSync:
     def news(self, *_: object) -> None:
         """Take what has come: a question, or that another rank got a signal; ask if it is time."""
         self._missed = True
-        if self.act is None or self._inside or not self._context.is_rank():
+        depth = self._context.depth
+        if self.act is None or depth[Code.TALKING] or not self._context.is_rank():
             return
         self._missed = False
         self._take()
         if self.rank and self._lines:
             self._answer()
-        elif self._open() and self._acting:
+        elif self._open() and depth[Code.ACTING]:
             self._act_at_once()
         elif self._open() and (not self._lines or monotonic() >= self._deadline):
             self._ask()
@@ -204,7 +180,7 @@ class SignalSync:
         """Ask, on rank 0, how far all ranks are, and order at which point they act."""
         self._questions += 1
         passed, deadline = {0: self._passed}, monotonic() + ANSWER
-        with self.quiet:
+        with self.quiet():
             self._tell("ask", self._questions)
             while len(passed) <= len(self._lines) and monotonic() < deadline:
                 wait([line.socket for line in self._lines.values()], 0.05)
@@ -226,7 +202,7 @@ class SignalSync:
         if self._question is None:
             return
         self._tell("here", self._question, self._passed)
-        with self.quiet:
+        with self.quiet():
             while self._question is not None and self._lines:
                 wait([line.socket for line in self._lines.values()], ANSWER)
                 self._take()

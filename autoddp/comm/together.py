@@ -23,7 +23,7 @@ class Together:
         stamp: The place in words, which all ranks compare.
     """
 
-    __slots__ = ("_at", "_group", "_is_point", "_kind", "_order", "_what", "_x", "stamp")
+    __slots__ = ("_at", "_group", "_is_point", "_kind", "_what", "_x", "stamp")
 
     def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
         self._group, self._what, self._x, self._kind = group, what, x, kind
@@ -31,7 +31,7 @@ class Together:
     def __enter__(self) -> Together:
         group = self._group
         words = group.collective_check.words(self._what, self._x)
-        self.stamp, self._order = f"{group.passed} {words}", b""
+        self.stamp = f"{group.passed} {words}"
         self._is_point = group.signal_sync.here() and not torch_internals.in_backward()
         self._at = group.position.at(self._kind, words)
         self._at.__enter__()
@@ -39,12 +39,7 @@ class Together:
 
     def exchange(self, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         """Return what `merge` makes of all ranks' bodies, once all are here."""
-        group = self._group
-        with group.signal_sync.quiet:
-            order = group.signal_sync.enter() if self._is_point else b""
-            check = group.collective_check
-            merged, self._order = check.exchange(self.stamp, body, merge, order)
-        return merged
+        return self._group.collective_check.exchange(self.stamp, body, merge)
 
     def agree(self) -> None:
         """Check that all ranks are about to do the same, or note it where only a device waits."""
@@ -60,7 +55,7 @@ class Together:
         finally:
             self._at.__exit__()
         if error is None and self._is_point:
-            group.signal_sync.leave(self._order)
+            group.signal_sync.leave()
 
 
 @contextmanager

@@ -83,16 +83,11 @@ class World:
             master_addr=environ["MASTER_ADDR"],
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
-        others = world.world_size - world.local_world_size  # each other node has at least one
-        given = _number(environ, "GROUP_WORLD_SIZE")
-        nodes = others + 1 if given is None else given
         if not (
             0 <= world.rank < world.world_size
             and 0 <= world.local_rank < world.local_world_size <= world.world_size
-            and 0 <= world.node_rank < nodes <= others + 1
         ):
-            names = [name for name in (*NAMES.values(), "GROUP_WORLD_SIZE") if name in environ]
-            values = ", ".join(f"{name} {environ[name]}" for name in names if "_PORT" not in name)
+            values = ", ".join(f"{name} {environ[name]}" for name in [*NAMES.values()][:4])
             raise BadInput(f"{values} contradict each other; {ANEW}")
         if not 0 < world.master_port < 65536:
             raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
@@ -165,22 +160,23 @@ def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
 @contextmanager
 def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
     """Give this process and what it starts, for a while, the environment of one plain process."""
-    kept = [name for name in given if name not in os.environ and given[name].before is None]
-    seen = [name for name in given if os.environ.get(name) == given[name].value]
-    for name in kept:
-        os.unsetenv(name)
-    for name in seen:
-        del os.environ[name]
-        if (before := given[name].before) is not None:
-            os.environ[name] = before
+    seen, plain = dict(os.environ), without(os.environ, given)
+    for name in given:
+        _set(name, plain.get(name))
     try:
         yield
     finally:
-        for name in kept:
-            if name not in os.environ:
-                os.putenv(name, given[name].value)
-        for name in seen:
-            os.environ[name] = given[name].value
+        for name, ours in given.items():
+            _set(name, seen.get(name))
+            if name not in seen and ours.before is None:
+                os.putenv(name, ours.value)  # see `keep_to_libraries`
+
+
+def _set(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    os.unsetenv(name)  # a variable that C alone sees
+    if value is not None:
+        os.environ[name] = value
 
 
 def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.response import addinfourl
 
-from autoddp.comm.rpc import When
 from autoddp.comm.topology import leaders
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import EffectRow, Outward, each
@@ -72,8 +71,7 @@ class Downloads(Outward):
         site = f"{call.name} at {users_line(1)}"
         with self.context.internal():
             for leader in leaders(self.effects.group):
-                when = When.NOW if leader else When.ALL_HERE
-                answer = self.run.group.call(site, load, by=leader, when=when)
+                answer = self.run.group.call(site, load, by=leader, all_here=True)
             return made[0] if made else answer if makes else call.plain()
 
     @patch(

@@ -13,7 +13,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.context import Code
-from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
 from autoddp.effects.overlay import Overlay
 from autoddp.effects.ownership import by_interpreter, by_tracker, loads_data, users_call
@@ -149,7 +148,7 @@ class Effects:
             return tell(kept)
 
         with self.context.internal():
-            answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)
+            answer = self.group.call(f"{what} at {users_line(2)}", keep, all_here=True)
             self.repeat(what, keep, writers)
         return kept if self.rank in writers.ranks else answer
 

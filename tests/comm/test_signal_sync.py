@@ -10,7 +10,6 @@ import time
 import pytest
 import torch
 
-from autoddp.comm.rpc import When
 from autoddp.effects.signals import Signals
 from tests.effects.outward import on_ranks, raised
 
@@ -36,7 +35,7 @@ def counted(run, steps, points, who):
 
 POINTS = {
     "effects": lambda group: group.call("a", lambda: 1),
-    "meetings": lambda group: group.call("a", lambda: 1, when=When.ALL_HERE),
+    "meetings": lambda group: group.call("a", lambda: 1, all_here=True),
     "collectives": lambda group: group.all_reduce(torch.ones(2)),
     "both": lambda group: (group.call("a", lambda: 1), group.all_gather(torch.ones(2))),
 }
@@ -101,7 +100,7 @@ def test_what_a_timer_has_sent_is_acted_on_before_the_script_stops_it(how):
 def test_what_a_handler_raises_leaves_effects_in_step():
     def script(run):
         def stop(number, frame):
-            run.group.call("saved", lambda: 1, when=When.ALL_HERE)
+            run.group.call("saved", lambda: 1, all_here=True)
             raise TimeoutError(run.group.call("when", time.monotonic))
 
         signal.signal(signal.SIGALRM, stop)
