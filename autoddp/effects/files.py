@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
@@ -36,15 +35,10 @@ class Files(Outward):
         ),
     )
 
-    def setup(self, undo: ExitStack) -> None:
-        """Prepare for calls that write."""
-        super().setup(undo)
-        self.written = WriteCalls(self.effects)
-
     @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True)
     def write_once(self, call: Call) -> Any:
         """Write the file on rank 0; others write to nothing: gathering rows takes all ranks."""
-        return self.written.write(call, WRITERS[call.target])
+        return WriteCalls(self.effects).write(call, WRITERS[call.target])
 
     @patch(
         "builtins:open",

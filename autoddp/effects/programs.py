@@ -31,6 +31,7 @@ from autoddp.report import is_users, users_line
 # Libraries whose programs fill a cache that each rank may have.
 OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+READ_BACK = "every rank runs what writes to an open file; capture_output=True runs it once"
 APART = "every rank does it for itself; subprocess.run on the main thread starts a program once"
 BY_DESCRIPTOR = "a program's pipe has its descriptor on rank 0 alone; read it by its methods"
 
@@ -156,14 +157,15 @@ class Programs(Outward):
 
         Every rank does if the program writes to a file that the script can read by its descriptor.
         """
-        mode, apart = self.effects.mode(), any(map(_reads_back, outputs))
-        if mode is Mode.SYNCED and not apart:
+        mode, back = self.effects.mode(), any(map(_reads_back, outputs))
+        if mode is Mode.SYNCED and not back:
             return not (within(OWN) or by_tracker())
         if self._ends():
             return True
-        apart |= mode is Mode.UNSYNCED or self.effects.in_forked_child()
+        apart = back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
         if apart and users_call(2, (subprocess.__file__,)):
-            self.run.report.doubt("programs", users_line(), f"subprocess.Popen: {APART}")
+            what = f"subprocess.Popen: {READ_BACK if back else APART}"
+            self.run.report.doubt("programs", users_line(), what)
         return False
 
     def _ends(self) -> bool:
