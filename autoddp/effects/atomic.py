@@ -50,7 +50,7 @@ class Draft(AbstractContextManager["Draft"]):
         return result
 
     def put(self) -> None:
-        """Move the draft into place, at once for everybody who looks."""
+        """Move the draft into place in one step."""
         if self._scratch is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""The terminal is rank 0's: what is typed there reaches all ranks, and all decide by it alike."""
+"""The terminal is rank 0's: all ranks get what is typed there, and its kind and size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Console(Outward):
         ask(PROMPTS, why="what is typed is read once, on rank 0's terminal, for all"),
         ask(
             ("getpass:getuser", "socket:gethostname", "uuid:uuid1"),
-            why="the user, the machine, and names that are made of it are rank 0's",
+            why="the names of the user and the machine, and ids made of them, are rank 0's",
         ),
     )
 
@@ -98,7 +98,7 @@ class Console(Outward):
 
 
 def answers() -> dict[tuple[str, int], Outcome]:
-    """Return what this rank is told of its standard streams, by function and descriptor."""
+    """Return what the functions return for this rank's streams, by function and descriptor."""
     return {
         (ask.__name__, number): Outcome.of(functools.partial(ask, number))
         for ask in (os.isatty, os.get_terminal_size)

@@ -17,8 +17,8 @@ RENAMES = {"rename", "renames", "replace", "move"}
 # The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
-# What changes a private folder. Modes, times and owners of private files do not matter, and a link
-# exists once rank 0 has made it.
+# The changes that a private folder takes. Modes, times and owners of private files do not matter; a
+# link exists once rank 0 has made it.
 PRIVATE: dict[str, Any] = {
     **{"mkdir": Overlay.mkdir, "rmdir": Overlay.rmdir},
     **dict.fromkeys(("remove", "unlink", "rmtree"), Overlay.remove),

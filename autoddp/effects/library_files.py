@@ -41,10 +41,11 @@ class Holders(Outward):
         if path in ("", ":memory:") or "mode=memory" in query or what is Mode.PASS_THROUGH:
             with self.context.internal():  # the witness has nothing to add
                 return call.plain()
-        if what is Mode.SYNCED:
-            self._drop(path, writing.site)
         letters = set(writing.mode.replace("w-", "x")) - {"r"}  # which is h5py's
-        if letters.isdisjoint("wax+") or "mode=ro" in query:
+        reads = letters.isdisjoint("wax+")
+        if what is Mode.SYNCED and not reads:
+            self._drop(path, writing.site)
+        if reads or "mode=ro" in query:
             where = self.effects.where(path)
             with self.context.internal():
                 return writing.to(name(where)) if self.rank else call.plain()

@@ -210,7 +210,7 @@ class Overlay:
             return name, False
         there = paths.seen(upper := self._upper(name), follow=False)
         if there is None or (stat.S_ISDIR(there.st_mode) and paths.is_folder(name)):
-            return name, False  # a folder of both: the upper one is there for what is below it
+            return name, False  # a folder on both sides: the upper one only holds files below it
         return upper, True
 
     def _upper(self, name: str) -> str:

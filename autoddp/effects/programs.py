@@ -1,7 +1,7 @@
 """The programs that the script starts run once, on rank 0; all ranks see their status and output.
 
-On a rank above 0 a `Popen` has no process: its methods and pipes return what rank 0's return. What
-the script's process forks or becomes is each rank's own, and a line reports that.
+On a rank above 0 a `Popen` has no process: its methods and pipes return what rank 0's return.
+Every rank runs what `os.fork`, `os.exec*` and asyncio start, and a line reports that.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Programs(Outward):
         return False
 
     def _ends(self) -> bool:
-        """Return whether ranks get here in no common order: at the end, or in finalizers."""
+        """Return whether ranks arrive here in no common order: at the end, or in finalizers."""
         return self.context.ending or self.context.collecting or self.context.over
 
     def _run(self, what: str, act: Callable[[], int]) -> int:
@@ -180,7 +180,7 @@ class Programs(Outward):
             return int(self.effects.do_on_rank0(what, act))
 
     def _refresh(self) -> None:
-        """Have this rank find on the disk what a program has written."""
+        """Drop this rank's copies of files that a program has written on rank 0."""
         if self.rank and self.context.in_job():
             with self.context.internal():
                 self.effects.overlay.refresh()

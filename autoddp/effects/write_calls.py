@@ -49,16 +49,16 @@ class WriteCall:
 
 
 class WriteCalls:
-    """The calls that write, made by all ranks at the same time: to gather rows may take them all.
+    """Calls that write a file. All ranks make them together, since gathering rows needs all ranks.
 
-    Then rank 0 puts the file in place, once nobody can still be reading the old one.
+    Then rank 0 puts the file in place, when no rank can still be reading the old one.
     """
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
 
     def write(self, call: Call, row: Writer) -> Any:
-        """Make the call, once for all ranks; what it raises on rank 0, it raises on all."""
+        """Write once for all ranks; all ranks raise what rank 0 raises."""
         effects, writing = self._effects, WriteCall(call, row)
         mode = effects.touch(writing.path)
         if mode is Mode.PASS_THROUGH or not writing.path or writing.mode == "a":
@@ -69,7 +69,7 @@ class WriteCalls:
                 check()
             if not row.blind:  # pickling gathers
                 writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
-                # from here on nobody reads what is there: a folder is filled in place
+                # wait until no rank reads the old content: a folder is filled in place
                 effects.do_on_rank0(writing.site, lambda: None)
         writers = effects.writers(writing.path, agreed)
         real = effects.rank in writers.ranks

@@ -14,8 +14,8 @@ class Writer:
 
     Attributes:
         target: The place where it is found, as "module:Dotted.path".
-        argument: The argument that names the file. What is no path (None, an open file) is left
-            alone.
+        argument: The argument that names the file. The call is plain if it is no path (None, an
+            open file).
         position: The place of that argument if the function, written in C, has no signature.
         mode: The mode that it writes in unless its argument `mode` says; "a" keeps what was there.
         blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.
