@@ -8,7 +8,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from autoddp.comm.place import HERE
@@ -16,8 +16,10 @@ from autoddp.comm.place import HERE
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 
-class Draft:
+class Draft(AbstractContextManager["Draft"]):
     """A file that is written to a folder next to its target, under the same name, and then renamed.
+
+    What is not put in place is removed at the end of the `with` statement.
 
     The name stays because writers look at it: for the format, for a suffix to add, for the name
     of the folder inside a checkpoint's archive.
@@ -26,7 +28,6 @@ class Draft:
     def __init__(self, path: str) -> None:
         self.path = path
         self.folder, self.name = os.path.dirname(path), os.path.basename(path)
-        self.targets = [path]  # what is put in place: numpy adds a suffix
         self._scratch: str | None = None
         self._link: str | None = None  # by which the launcher removes the draft of a killed rank
 
@@ -35,7 +36,6 @@ class Draft:
         try:
             scratch = self._make() if self._is_plain() else None
         except OSError as error:
-            self.discard()
             if error.errno not in REFUSED:
                 raise OSError(error.errno, error.strerror, self.path) from None  # the old one stays
             scratch = None
@@ -43,35 +43,30 @@ class Draft:
             return save(self.path)  # a device, a file in a folder that may not be written, an error
         try:
             result = save(os.path.join(scratch, self.name))
-            self.targets = [os.path.join(self.folder, name) for name in os.listdir(scratch)]
-            for target in self.targets:
-                _finish(os.path.join(scratch, os.path.basename(target)), target)
+            for name in os.listdir(scratch):  # numpy adds a suffix
+                _finish(os.path.join(scratch, name), os.path.join(self.folder, name))
         except BaseException as error:
-            self.discard()
             raise renamed(error, scratch, self.folder) from None
         return result
 
     def put(self) -> None:
-        """Move the draft into place, at once for everybody who looks."""
+        """Move the draft into place in one step."""
         if self._scratch is None:
             return
         try:
-            for target in self.targets:
-                made = os.path.join(self._scratch, os.path.basename(target))
-                os.replace(made, os.path.realpath(target))
+            for name in os.listdir(self._scratch):
+                target = os.path.join(self.folder, name)
+                os.replace(os.path.join(self._scratch, name), os.path.realpath(target))
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from None
-        finally:
-            self.discard()
 
-    def discard(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the draft and the launcher's link to it; leave the file that is in place."""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
         if self._link is not None:
             with suppress(FileNotFoundError):
                 os.unlink(self._link)
-        self._scratch = self._link = None
 
     def _make(self) -> str:
         """Make the folder next to the target, after the link by which the launcher finds it."""
@@ -116,9 +111,7 @@ def renamed(error: BaseException, scratch: str, folder: str) -> BaseException:
         value = value.replace(scratch + "/", folder + "/" if folder else "")
         return value.replace(scratch, folder or ".")
 
-    if isinstance(error, OSError) and error.errno is not None:
-        if error.filename is not None:  # where it is None, setting it would change the message
-            error.filename = users(error.filename)
-        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        error.filename = users(error.filename)
     error.args = tuple(users(a) for a in error.args)
     return error

@@ -26,8 +26,7 @@ class Clocks(Outward):
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
     rows: ClassVar[tuple[EffectRow, ...]] = (
-        ask(("time:clock_gettime", "time:clock_gettime_ns"), why=WHY),
-        ask(("os:times",), why=WHY),
+        ask(("time:clock_gettime", "time:clock_gettime_ns", "os:times"), why=WHY),
     )
 
     @patch(*CLOCKS, why=WHY, hot=True)
@@ -58,29 +57,18 @@ class Clocks(Outward):
 
         return convert
 
-    @patch("datetime:datetime.now", why=WHY, hot=True)
+    @patch("datetime:datetime.now", "datetime:datetime.utcnow", why=WHY, hot=True)
     def date(self, original: Any) -> Any:
         """Make a `now` that reads rank 0's clock; `today` asks `time.time`, and needs no patch."""
-        slot = vars(datetime)["now"]
+        utc = original.__name__ == "utcnow"
 
         @stands_for(original)
         def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
-            if not self._decides():
-                return slot.__get__(None, cls)(tz)
-            return cls.fromtimestamp(self.effects.ask_rank0("now", _time), tz)
+            present = self.effects.ask_rank0("now", _time) if self._decides() else _time()
+            made = cls.fromtimestamp(present, UTC if utc else tz)
+            return made.replace(tzinfo=None) if utc else made
 
         return classmethod(now)
-
-    @patch("datetime:datetime.utcnow", why=WHY, hot=True)
-    def utc_date(self, original: Any) -> Any:
-        """Make a `utcnow` of rank 0's clock."""
-
-        @stands_for(original)
-        def utcnow(cls: type[datetime]) -> datetime:
-            now = self.effects.ask_rank0("utcnow", _time) if self._decides() else _time()
-            return cls.fromtimestamp(now, UTC).replace(tzinfo=None)
-
-        return classmethod(utcnow)
 
     def _decides(self) -> bool:
         """Return whether the caller of the clock decides by it, on all ranks alike."""

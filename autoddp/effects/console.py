@@ -1,4 +1,4 @@
-"""The terminal is rank 0's: what is typed there reaches all ranks, and all decide by it alike."""
+"""The terminal is rank 0's: all ranks get what is typed there, and its kind and size."""
 
 from __future__ import annotations
 
@@ -10,28 +10,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
+from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import EffectRow, Outward, ask, each
+from autoddp.effects.outward import EffectRow, Outward, ask
 from autoddp.effects.pipes import shared
 from autoddp.patching import Call, patch
 from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
-OURS = ("autoddp.*", "wrapt.*")
 PROMPTS = ("builtins:input", "getpass:getpass")
-ONLY_RANK_0 = (
-    "rank 0 alone has the terminal, and other ranks go on without it; input(), getpass(), "
-    "sys.stdin and os.read(0) are read for all"
-)
-
-
-def _of_input(call: Call) -> bool:
-    """Return whether standard input is what the call is about, or among it."""
-    about = call.args[0] if call.args else None
-    return any(
-        one == 0 if isinstance(one, int) else one in (sys.stdin, sys.__stdin__)
-        for one in (about if isinstance(about, (list, tuple)) else (about,))
-    )
 
 
 class Console(Outward):
@@ -44,16 +31,9 @@ class Console(Outward):
     rows: ClassVar[tuple[EffectRow, ...]] = (
         # its end (Ctrl-D, Ctrl-C) is everybody's; a password travels between ranks in the clear
         ask(PROMPTS, why="what is typed is read once, on rank 0's terminal, for all"),
-        ask(("os:read",), why="what is typed is read once, for all", when=_of_input),
         ask(
-            ("getpass:getuser", "socket:gethostname"),
-            why="the names of the user and the machine, which may say where to write, are rank 0's",
-        ),
-        each(
-            ("select:select", "termios:tcgetattr", "tty:tcgetattr", "termios:tcsetattr"),
-            why=ONLY_RANK_0,
-            when=_of_input,
-            optional=True,
+            ("getpass:getuser", "socket:gethostname", "uuid:uuid1"),
+            why="the names of the user and the machine, and ids made of them, are rank 0's",
         ),
     )
 
@@ -65,20 +45,22 @@ class Console(Outward):
             report.begun = Begun(report.release_between, report.flag)
             for stream in (sys.stdout, sys.stderr):
                 report.begun.watch(stream, undo)
-        self.terminal: list[bool] = []
-        self.size: list[list[int] | None] = []
+        self.answers: dict[tuple[str, int], Outcome] = {}
+        self.keyboard = False  # whether somebody types at rank 0's terminal
         if not self.effects.synced:
             return
-        self.terminal, self.size = self.run.group.call("the terminal", terminal)
+        self.answers = self.run.group.call("the terminal", answers)
+        terminal = [self.answers["isatty", number].value for number in STANDARD]
+        self.keyboard = terminal[0]
         if isinstance(sys.stdin, io.TextIOWrapper):
             undo.callback(setattr, sys, "stdin", sys.stdin)
-            own, isatty = sys.stdin, functools.partial(bool, self.terminal[0])
+            own, isatty = sys.stdin, functools.partial(bool, terminal[0])
             facts = {"name": "<stdin>", "isatty": isatty, "fileno": own.fileno}
             sys.stdin = shared(own, self._ask, **facts)
         for number, stream in ((1, sys.stdout), (2, sys.stderr)) if self.rank else ():
             # a log says that it is a terminal if rank 0's is: so colours and bars agree
             if hasattr(stream, "__dict__") and "isatty" not in vars(stream):
-                vars(stream)["isatty"] = functools.partial(bool, self.terminal[number])
+                vars(stream)["isatty"] = functools.partial(bool, terminal[number])
                 undo.callback(delattr, stream, "isatty")
 
     def serve(self, call: Call) -> Any:
@@ -86,7 +68,7 @@ class Console(Outward):
 
         What is no terminal, `input` reads by `sys.stdin`, as all ranks do.
         """
-        if call.target == "builtins:input" and not (self.terminal and self.terminal[0]):
+        if call.target == "builtins:input" and not self.keyboard:
             return call.plain()
         with self._prompting() if call.target in PROMPTS else nullcontext():
             return super().serve(call)
@@ -100,43 +82,25 @@ class Console(Outward):
 
     def _prompting(self) -> AbstractContextManager[None]:
         """Have our lines wait while something is to be typed on rank 0's terminal."""
-        here = self.run.report.speaks and self.terminal and self.terminal[0]
+        here = self.run.report.speaks and self.keyboard
         return self.run.report.prompting() if here else nullcontext()
 
-    @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
-    def is_terminal(self, call: Call) -> Any:
+    @patch(
+        *("os:isatty", "os:get_terminal_size"),
+        why="whether there is a terminal, and how wide it is, is rank 0's answer at the start",
+    )
+    def look_once(self, call: Call) -> Any:
         """Return rank 0's answer for the standard streams, this rank's for other descriptors."""
-        number: Any = call.named.get("fd")
-        return self.terminal[number] if self._is_standard(number) else call.plain()
-
-    @patch("os:get_terminal_size", why="how wide the terminal is, is asked of rank 0's")
-    def terminal_size(self, call: Call) -> Any:
-        """Return rank 0's size as it was at the start; `shutil.get_terminal_size` asks this."""
-        number = call.args[0] if call.args else 1  # a C function that takes no names
-        if not self._is_standard(number):
-            return call.plain()
-        size = self.size[number]
-        if size is None:
-            raise OSError(25, "Inappropriate ioctl for device")
-        return os.terminal_size(size)
-
-    def _is_standard(self, number: Any) -> bool:
-        return bool(self.rank and self.terminal and number in STANDARD and self.context.in_job())
-
-    @patch("pdb:Pdb.__init__", why="the debugger steps over what is ours")
-    def step_over_us(self, call: Call) -> Any:
-        """Have the debugger skip `OURS`; its prompt asks by `input`, and so steers all ranks."""
-        skip = [*(call.named.get("skip") or ()), *OURS]
-        return call.changed(skip=skip) if call.named else call.plain()
+        number = call.args[0] if call.args else 1  # C functions that take no names
+        answer = self.answers.get((call.wrapped.__name__, number))
+        here = self.rank and self.context.in_job()
+        return answer.unwrap() if answer and here else call.plain()
 
 
-def terminal() -> list[list[Any]]:
-    """Return whether each of the three standard streams is a terminal, and their sizes or None."""
-    return [[os.isatty(n) for n in STANDARD], [_size(n) for n in STANDARD]]
-
-
-def _size(number: int) -> list[int] | None:
-    try:
-        return list(os.get_terminal_size(number))
-    except OSError:
-        return None  # the stream is no terminal
+def answers() -> dict[tuple[str, int], Outcome]:
+    """Return what the functions return for this rank's streams, by function and descriptor."""
+    return {
+        (ask.__name__, number): Outcome.of(functools.partial(ask, number))
+        for ask in (os.isatty, os.get_terminal_size)
+        for number in STANDARD
+    }

@@ -45,14 +45,7 @@ class Downloads(Outward):
     name: ClassVar[str] = "downloads"
     libraries: ClassVar[bool] = True
     without: ClassVar[str] = "every rank asks for what it downloads"
-    rows: ClassVar[tuple[EffectRow, ...]] = (
-        each(
-            ASKERS,
-            why=ASKED,
-            harmless=True,
-            optional=True,
-        ),
-    )
+    rows: ClassVar[tuple[EffectRow, ...]] = (each(ASKERS, why=ASKED, harmless=True, optional=True),)
 
     @patch(*MODELS, *MAKERS, why="one request for a disk, whoever asks", optional=True)
     def load_in_turn(self, call: Call) -> Any:
@@ -97,11 +90,8 @@ class Downloads(Outward):
         optional=True,
     )
     def open_once(self, call: Call) -> Any:
-        """Ask on rank 0, and hand the response to all ranks; pandas always asks."""
+        """Ask on rank 0, and hand the response to all ranks."""
         url: Any = call.args[0] if call.args else call.named.get("url")
-        always = call.target.startswith("pandas")
-        if (self.effects.mode() if always else self.effects.users()) is not Mode.SYNCED:
-            return call.plain()
         return self._hand_on(call, str(getattr(url, "full_url", url)), read, answer)
 
     @patch(
@@ -111,9 +101,6 @@ class Downloads(Outward):
     )
     def request_once(self, call: Call) -> Any:
         """Ask on rank 0, and hand the response to all ranks, like `open_once`."""
-        through = os.path.dirname(sys.modules["requests"].__file__ or "") + "/"
-        if self.effects.users(through=(through,)) is not Mode.SYNCED:
-            return call.plain()
         url = str(call.named.get("url"))
         made = self._hand_on(call, url, read_requests, answer_requests)
         for response in (*made.history, made):
@@ -124,6 +111,10 @@ class Downloads(Outward):
         self, call: Call, url: str, read: Callable[[Any], Any], answer: Callable[[Any], Any]
     ) -> Any:
         """Return what rank 0 was answered; ask on every rank for what is not handed on."""
+        package = sys.modules[call.target.partition(":")[0].partition(".")[0]]
+        through = os.path.dirname(package.__file__ or "") + "/"
+        if self.effects.users(through=(through,)) is not Mode.SYNCED:
+            return call.plain()
         found = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
         if found is not None:
             return answer(found)

@@ -16,7 +16,7 @@ class Entry:
         self.path = os.path.join(folder, self.name)
         self._is_dir = {follow: entry.is_dir(follow_symlinks=follow) for follow in (True, False)}
         self._is_file = {follow: entry.is_file(follow_symlinks=follow) for follow in (True, False)}
-        self._is_link, self._inode = entry.is_symlink(), entry.inode()
+        self._is_link = entry.is_symlink()
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a folder."""
@@ -34,19 +34,12 @@ class Entry:
         """Return False: only Windows has junctions."""
         return False
 
-    def inode(self) -> int:
-        """Return the number of the entry's inode."""
-        return self._inode
-
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return what `os.stat` returns for the entry's path."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def __fspath__(self) -> Any:
         return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
 
 
 class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
@@ -59,8 +52,7 @@ class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
         return next(self._entries)
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Drop the entries that are left to iterate over."""
         self._entries = iter(())
+
+    close = __exit__

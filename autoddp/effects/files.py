@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
@@ -12,14 +11,13 @@ from autoddp.effects.open_files import open_file, open_once
 from autoddp.effects.outward import EffectRow, Outward, do
 from autoddp.effects.overlay import named
 from autoddp.effects.write_calls import WriteCalls
-from autoddp.effects.writers import CHECKPOINT, WRITERS
+from autoddp.effects.writers import WRITERS
 from autoddp.patching import Call, patch, stands_for
 
 LETTERS = frozenset("wax+")
 FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Not in the overlay: there the file exists already, and is this rank's own.
 NOT_THERE = os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
-NAMELESS = getattr(os, "O_TMPFILE", 0)
 NAMES = (str, bytes, os.PathLike)
 WHY = "what the script opens to write is rank 0's file; others read what they wrote"
 
@@ -37,24 +35,10 @@ class Files(Outward):
         ),
     )
 
-    def setup(self, undo: ExitStack) -> None:
-        """Prepare for calls that write."""
-        super().setup(undo)
-        self.written = WriteCalls(self.effects)
-
-    @patch(
-        "torch:save",
-        "torch.serialization:save",
-        why="rank 0 writes the checkpoint, whole or not at all",
-    )
-    def save_once(self, call: Call) -> Any:
-        """Save on rank 0; others pickle into nothing: gathering rows takes all ranks."""
-        return self.written.write(call, CHECKPOINT)
-
     @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True)
     def write_once(self, call: Call) -> Any:
-        """Write the file on rank 0; others write it, too, to nothing."""
-        return self.written.write(call, WRITERS[call.target])
+        """Write the file on rank 0; others write to nothing: gathering rows takes all ranks."""
+        return WriteCalls(self.effects).write(call, WRITERS[call.target])
 
     @patch(
         "builtins:open",
@@ -96,7 +80,7 @@ class Files(Outward):
             def private(at: str) -> int:
                 return original(at, flags & ~NOT_THERE | os.O_CREAT, mode | 0o600)
 
-            writes = flags & FLAGS and (not NAMELESS or flags & NAMELESS != NAMELESS)
+            writes = flags & FLAGS
             if (self.rank == 0 and not writes) or not isinstance(path, NAMES) or dir_fd is not None:
                 return plain()
             if not writes:

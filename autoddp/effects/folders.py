@@ -17,12 +17,12 @@ RENAMES = {"rename", "renames", "replace", "move"}
 # The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
-# What changes a private folder. Modes, times and owners of private files nobody looks at.
+# The changes that a private folder takes. Modes, times and owners of private files do not matter; a
+# link exists once rank 0 has made it.
 PRIVATE: dict[str, Any] = {
-    **{name: getattr(Overlay, name) for name in ("mkdir", "remove", "rmdir", "rename", "symlink")},
-    **{name: getattr(Overlay, name) for name in ("link", "rmtree")},
-    "unlink": Overlay.remove,
-    "replace": Overlay.rename,
+    **{"mkdir": Overlay.mkdir, "rmdir": Overlay.rmdir},
+    **dict.fromkeys(("remove", "unlink", "rmtree"), Overlay.remove),
+    **dict.fromkeys(("rename", "replace"), Overlay.rename),
 }
 OPEN_FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")  # to which a path may be relative
 
@@ -109,12 +109,7 @@ class Folders(Outward):
             with self.context.internal():
                 return call.plain()
         names = [path for path in (source, target) if path is not None]
-        try:
-            return named(lambda: change(self.effects.overlay, *names), *names) if change else None
-        except OSError:
-            if call.named.get("ignore_errors"):  # of `rmtree`
-                return None
-            raise
+        return named(lambda: change(self.effects.overlay, *names), *names) if change else None
 
     def _look(self, call: Call) -> Any:
         """Return what `os.stat` and the like say of what this rank finds there."""

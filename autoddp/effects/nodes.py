@@ -19,7 +19,7 @@ from autoddp.effects.engine import Writers
 from autoddp.effects.outward import Outward
 from autoddp.errors import NodeFailed
 
-NOWHERE = ""  # the folder of devices, and of what rank 0 cannot write: no node has it for itself
+NOWHERE = ""  # the folder of what rank 0 cannot write: no node has it for itself
 
 
 class Nodes(Outward):
@@ -45,14 +45,12 @@ class Nodes(Outward):
         self.effects.nodes = self
         lacking = self._agreed(os.path.join(os.getcwd(), "_"))
         if lacking and self.rank == 0:
-            at = ", ".join(str(self._nodes[first]) for first in lacking)
-            who = f"nodes {at} do" if len(lacking) > 1 else f"node {at} does"
-            self.run.report.say_once(
-                "nodes",
-                "",
-                f"{who} not share {os.getcwd()} with node 0: the first rank there writes what "
-                "rank 0 writes, and files are read on each node's own disk",
-            )
+            for first in lacking:
+                what = (
+                    f"node {self._nodes[first]} does not share {os.getcwd()} with node 0: its "
+                    "first rank writes there what rank 0 writes, and its ranks read its own disk"
+                )
+                self.run.report.say_once("nodes", "", what)
 
     def writers(self, path: Any, agreed: bool) -> Writers:
         """Return who changes `path` for real; all ranks call this if they are `agreed`."""
@@ -97,9 +95,7 @@ class Nodes(Outward):
 
     def _look(self, path: Any) -> list[str]:
         """Return the known folder that `path` lies in; or a new one, and a file in it to find."""
-        there = paths.seen(full := os.path.realpath(os.fsdecode(path)))
-        if there is not None and not (paths.is_file(full) or paths.is_folder(full)):
-            return [NOWHERE, ""]
+        full = os.path.realpath(os.fsdecode(path))
         folder = next(at for at in paths.above(full) if paths.is_folder(at))
         known = self._known(full)
         if known and (root := paths.seen(known)) and root.st_dev == os.stat(folder).st_dev:

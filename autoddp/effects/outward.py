@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -36,14 +35,12 @@ class EffectRow:
     Attributes:
         targets: Names as "module:Dotted.path"; several are aliases, or share all else.
         why: The reason, which `autoddp patches` prints; with EACH it is part of the reported line.
-        when: Selects the calls to which the row applies; others are plain.
         harmless: Whether `--strict` accepts EACH.
     """
 
     fate: Fate
     targets: tuple[str, ...]
     why: str
-    when: Callable[[Call], bool] = lambda _: True
     harmless: bool = False
     optional: bool = False
 
@@ -87,7 +84,7 @@ class Outward(Feature):
     def serve(self, call: Call) -> Any:
         """Handle a call of a function of `rows` by its fate."""
         row = next(row for row in self.rows if call.target in row.targets)
-        mode = self.effects.touch() if row.when(call) else Mode.PASS_THROUGH
+        mode = self.effects.touch()
         name = call.target.removeprefix("builtins:").replace(":", ".")
         if mode is not Mode.SYNCED:
             return call.plain()

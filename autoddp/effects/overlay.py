@@ -102,8 +102,6 @@ class Overlay:
         """Find the entry `path`; a link at its end is followed if `follow`."""
         if not os.fspath(path):
             raise error(errno.ENOENT, path)
-        if len(os.fsencode(path)) >= paths.LONGEST:  # as of a page that IPython takes for a name
-            raise error(errno.ENAMETOOLONG, path)
         parts = os.path.join(paths.here(), os.fsdecode(path)).split("/")[::-1]
         name, links, plain = "", 0, True
         while parts:
@@ -158,57 +156,33 @@ class Overlay:
             paths.copy(found.at, at)
         return at
 
-    def room(self, path: Path) -> str:
-        """Return a folder of this rank's own for new files of the folder `path`."""
-        return os.path.dirname(self._above(f"{self.find(path).name}/_"))
-
     def mkdir(self, path: Path) -> None:
         """Make a folder of this rank's own."""
         found = self.find(path, follow=False)
         if found.own or not found.seen:  # else rank 0 may be its maker
             posix.mkdir(self._above(found.name, path), 0o777)
 
-    def symlink(self, target: Path, path: Path) -> None:
-        """Make `path` a symbolic link to `target`."""
-        posix.symlink(target, self._above(self.find(path, follow=False).name, path))
-
-    def link(self, source: Path, target: Path) -> None:
-        """Copy the file `source` to `target`: a private file needs no other name."""
-        found = self._there(source)
-        at = self._above(self.find(target, follow=False).name, target)
-        if found.seen:  # else rank 0 has removed it
-            paths.copy(found.at, at)
-
     def remove(self, path: Path) -> None:
-        """Remove a file, as far as it is this rank's own."""
-        found = self._there(path)
-        if found.folder:
-            raise error(errno.EISDIR, path)
-        paths.remove(self._upper(found.name))
+        """Remove a file, or a folder with all below it, as far as it is this rank's own."""
+        paths.remove(self._upper(self.find(path, follow=False).name))
 
     def rmdir(self, path: Path) -> None:
         """Remove a folder of this rank's own, which must be empty."""
-        at = self._upper(self._there(path).name)
+        at = self._upper(self.find(path, follow=False).name)
         if paths.is_folder(at):
             posix.rmdir(at)
 
-    def rmtree(self, path: Path) -> None:
-        """Remove what this rank has below a folder."""
-        paths.remove(self._upper(self._there(path).name))
-
     def rename(self, source: Path, target: Path) -> None:
         """Rename `source`, with all below it, to `target`."""
-        found, other = self._there(source), self.find(target, follow=False)
+        found, other = (self.find(path, follow=False) for path in (source, target))
         if found.name == other.name or not found.seen:  # rank 0 has renamed it already
             return
-        at, now = self._above(other.name, target), found.at
-        if not found.own:
-            now = self.new(source)
+        at, own = self._above(other.name, target), self._upper(found.name)
+        if paths.seen(own, follow=False):
+            posix.rename(own, at)
+        elif paths.is_file(found.at):  # a folder is there once rank 0 has renamed it
             with suppress(FileNotFoundError):  # rank 0 renames it at this moment
-                self._bring(found.name, now)
-        if paths.seen(now, follow=False):
-            posix.rename(now, at)
-        paths.remove(self._upper(found.name))
+                paths.copy(found.at, at)
         if found.name in self.private:
             paths.remove(found.name)
 
@@ -236,7 +210,7 @@ class Overlay:
             return name, False
         there = paths.seen(upper := self._upper(name), follow=False)
         if there is None or (stat.S_ISDIR(there.st_mode) and paths.is_folder(name)):
-            return name, False  # a folder of both: the upper one is there for what is below it
+            return name, False  # a folder on both sides: the upper one only holds files below it
         return upper, True
 
     def _upper(self, name: str) -> str:
@@ -253,25 +227,6 @@ class Overlay:
         at = self._upper(name)
         paths.make_folders(os.path.dirname(at))
         return at
-
-    def _there(self, path: Path) -> Found:
-        """Find what is to be removed or renamed; nothing may be there, if rank 0 was quicker."""
-        found = self.find(path, follow=False)
-        if not (found.seen or self.find(os.path.dirname(found.name)).seen):
-            raise error(errno.ENOENT, path)
-        return found
-
-    def _bring(self, name: str, at: str) -> None:
-        """Copy the entry `name`, as this rank sees it, with all below it, to `at`."""
-        found = self.find(name, follow=False)
-        if found.folder:
-            posix.mkdir(at, 0o777)
-            for part in {one.name for one in self.entries(name) or paths.entries(found.at)}:
-                self._bring(f"{name}/{part}", f"{at}/{part}")
-        elif (link := paths.link(found.at)) is not None:
-            posix.symlink(link, at)
-        else:
-            paths.copy(found.at, at)
 
 
 def error(number: int, path: Any) -> OSError:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-LONGEST = 4096  # bytes of a path, with the one that ends it, of which the kernel takes no more
 LINKS = 40  # that are followed in one path, as the kernel does
 PART = 1 << 26  # bytes that the kernel copies at once
 

@@ -1,7 +1,7 @@
 """The programs that the script starts run once, on rank 0; all ranks see their status and output.
 
-On a rank above 0 a `Popen` has no process: its methods and pipes return what rank 0's return. What
-the script's process forks, becomes or listens at is each rank's own, and a line reports that.
+On a rank above 0 a `Popen` has no process: its methods and pipes return what rank 0's return.
+Every rank runs what `os.fork`, `os.exec*` and asyncio start, and a line reports that.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -33,25 +31,9 @@ from autoddp.report import is_users, users_line
 # Libraries whose programs fill a cache that each rank may have.
 OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-ALONE = "every rank starts what a thread or a worker process starts; the main thread starts it once"
-BY_ASYNCIO = "every rank starts the program; subprocess.run on the main thread starts it once"
+READ_BACK = "every rank runs what writes to an open file; capture_output=True runs it once"
+APART = "every rank does it for itself; subprocess.run on the main thread starts a program once"
 BY_DESCRIPTOR = "a program's pipe has its descriptor on rank 0 alone; read it by its methods"
-INTO_A_FILE = (
-    "rank 0's file alone holds what a program writes into an open file: read it by its name after "
-    "the file is closed, or use capture_output=True"
-)
-FORKED = "every rank starts a child of its own; subprocess starts a program once"
-BECOMES = "every rank becomes that program; subprocess.run runs it once"
-LISTENS = (
-    "every rank listens by itself, and on one machine the first alone gets the port: "
-    "guard it by autoddp.rank() == 0"
-)
-
-
-def _listens(call: Call) -> bool:
-    """Return whether a socket is bound to a port of the script's choice."""
-    internet = call.instance.family in (socket.AF_INET, socket.AF_INET6)
-    return internet and bool(call.args and call.args[0][1])
 
 
 class Programs(Outward):
@@ -61,11 +43,15 @@ class Programs(Outward):
     without: ClassVar[str] = "every rank starts the programs that the script starts"
     views: ClassVar[tuple[str, ...]] = ("global",)
     rows: ClassVar[tuple[EffectRow, ...]] = (
-        each(("asyncio.unix_events:_UnixSubprocessTransport._start",), why=BY_ASYNCIO),
-        # `os.spawn*` and `pty.spawn` are made of these
-        each(("os:fork", "os:forkpty", "os:posix_spawn", "os:posix_spawnp"), why=FORKED),
-        each(("os:execv", "os:execve"), why=BECOMES),
-        each(("socket:socket.bind",), why=LISTENS, when=_listens),
+        each(
+            (
+                "asyncio.unix_events:_UnixSubprocessTransport._start",
+                # `os.spawn*` and `pty.spawn` are made of these
+                *("os:fork", "os:forkpty", "os:posix_spawn", "os:posix_spawnp"),
+                *("os:execv", "os:execve"),
+            ),
+            why=APART,
+        ),
     )
 
     def setup(self, undo: ExitStack) -> None:
@@ -73,13 +59,6 @@ class Programs(Outward):
         super().setup(undo)
         self._started: WeakSet[Any] = WeakSet()  # the programs that rank 0 runs for all
         self.numbers = self.run.group.call("the process", lambda: [os.getpid(), os.getppid()])
-
-    def serve(self, call: Call) -> Any:
-        """Serve a row as any other; signals to a forked child do not reach the launcher."""
-        made = super().serve(call)
-        if "fork" in call.target and os.getpid() != self.context.process:
-            signal.set_wakeup_fd(-1)  # by which rank 0 reports its own signals to the launcher
-        return made
 
     @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
@@ -100,17 +79,14 @@ class Programs(Outward):
     def start_once(self, call: Call) -> Any:
         """Start the program on rank 0, and read its pipes there for all."""
         process, named = call.instance, call.named
-        if not self._starts_for_all():
+        if not self._starts_for_all(*(named[end] for end in ("c2pwrite", "errwrite"))):
             return call.plain()
 
         def start() -> int:
             env = named.get("env")
-            with as_found(HERE.given):
-                call.plain() if env is None else call.changed(env=without(env, HERE.given))
+            call.plain() if env is None else call.changed(env=without(env, HERE.given))
             return int(process.pid)
 
-        if any(_reads_back(named[end]) for end in ("c2pwrite", "errwrite")):
-            self.run.report.doubt("programs", users_line(), INTO_A_FILE)
         process.pid = self._run("subprocess.Popen", start)
         self._started.add(process)
         if self.rank:
@@ -137,18 +113,13 @@ class Programs(Outward):
         if self.rank and self._ends():
             return process.returncode  # each rank ends alone
 
-        def asked() -> tuple[Any, ...]:
-            try:
-                value, late = call.plain(), None
-            except subprocess.TimeoutExpired as error:
-                value, late = None, (error.timeout, error.output, error.stderr)
-            return process.returncode, value, late
+        def asked() -> tuple[Any, Any]:
+            value = call.plain()
+            return process.returncode, value
 
-        process.returncode, value, late = self.ask(f"Popen.{what}", asked)
+        process.returncode, value = self.ask(f"Popen.{what}", asked)
         if process.returncode is not None:
             self._refresh()
-        if late is not None:
-            raise subprocess.TimeoutExpired(process.args, *late)
         for pipe in (process.stdin, process.stdout, process.stderr):
             if what == "communicate" and pipe is not None:
                 pipe.close()
@@ -159,8 +130,7 @@ class Programs(Outward):
         """Run the program on rank 0; its exit status is for all ranks."""
         if not self._starts_for_all():
             return call.plain()
-        with as_found(HERE.given):
-            status = self._run("os.system", call.plain)
+        status = self._run("os.system", call.plain)
         self._refresh()
         return status
 
@@ -182,30 +152,35 @@ class Programs(Outward):
             )
         return act()
 
-    def _starts_for_all(self) -> bool:
-        """Return whether rank 0 starts a program for all; report if every rank starts its own."""
-        mode = self.effects.mode()
-        if mode is Mode.SYNCED:
+    def _starts_for_all(self, *outputs: int) -> bool:
+        """Return whether rank 0 starts a program for all; report if every rank starts its own.
+
+        Every rank does if the program writes to a file that the script can read by its descriptor.
+        """
+        mode, back = self.effects.mode(), any(map(_reads_back, outputs))
+        if mode is Mode.SYNCED and not back:
             return not (within(OWN) or by_tracker())
         if self._ends():
             return True
-        apart = mode is Mode.UNSYNCED or self.effects.in_forked_child()
+        apart = back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
         if apart and users_call(2, (subprocess.__file__,)):
-            self.run.report.doubt("programs", users_line(), ALONE)
+            what = f"subprocess.Popen: {READ_BACK if back else APART}"
+            self.run.report.doubt("programs", users_line(), what)
         return False
 
     def _ends(self) -> bool:
-        """Return whether ranks get here in no common order: at the end, or in finalizers."""
+        """Return whether ranks arrive here in no common order: at the end, or in finalizers."""
         return self.context.ending or self.context.collecting or self.context.over
 
     def _run(self, what: str, act: Callable[[], int]) -> int:
         """Start a program on rank 0, once all ranks have arrived, or at the end alone."""
-        if self._ends():
-            return act() if self.rank == 0 else 0
-        return int(self.effects.do_on_rank0(what, act))
+        with as_found(HERE.given):
+            if self._ends():
+                return act() if self.rank == 0 else 0
+            return int(self.effects.do_on_rank0(what, act))
 
     def _refresh(self) -> None:
-        """Have this rank find on the disk what a program has written."""
+        """Drop this rank's copies of files that a program has written on rank 0."""
         if self.rank and self.context.in_job():
             with self.context.internal():
                 self.effects.overlay.refresh()

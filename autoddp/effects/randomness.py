@@ -24,13 +24,14 @@ import wrapt
 
 from autoddp.comm import accelerator
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import EffectRow, Outward, ask
+from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import STDLIB, caller, is_pythons
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import INSTALLED
 
-_OURS = tuple(os.path.dirname(at) + "/" for at in (wrapt.__file__, os.path.dirname(__file__)))
-_STARTS = tuple(_OURS[1] + name for name in ("process/script.py", "decorator/"))
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + "/"
+_OURS = (os.path.dirname(wrapt.__file__) + "/", _PACKAGE)
+_STARTS = tuple(_PACKAGE + name for name in ("process/script.py", "decorator/"))
 # Code that draws names of what every rank really makes: files and locks in caches and in the
 # temporary folder, and shared memory. Two ranks of a node that had one name for two of these would
 # write into each other's.
@@ -41,11 +42,13 @@ _NAMERS = tuple(
     for name in ("torch/", "triton/", "joblib/", "filelock/", "fsspec/", "huggingface_hub/")
 )
 # What torch seeds, all ranks seed alike.
-_NOT = (os.path.dirname(torch.__file__) + "/", _OURS[1])
+_NOT = (os.path.dirname(torch.__file__) + "/", _PACKAGE)
 SEEDS = (
     *("random:seed", "random:Random.seed", "numpy.random:seed", "numpy.random.mtrand:seed"),
     *("numpy.random:default_rng", "torch:manual_seed", "torch.random:manual_seed"),
+    *("torch:seed", "torch.random:seed", "torch._C:Generator.seed"),
 )
+FROM_C = ("random:", "torch:seed", "torch.random:seed", "torch._C:")
 SEED = 32  # bytes that a generator is seeded with
 PROBE = "a text whose hash is that of other ranks where PYTHONHASHSEED is"
 HASHES = "hash() of text, and the order of sets, differ between ranks: set PYTHONHASHSEED=0 for all"
@@ -69,10 +72,6 @@ class Randomness(Outward):
     without: ClassVar[str] = (
         "each rank draws and seeds for itself where the script leaves that to the system"
     )
-    rows: ClassVar[tuple[EffectRow, ...]] = (
-        # `uuid4` draws from the system, see `draw_alike`
-        ask(("uuid:uuid1",), why="the machine and the time are rank 0's"),
-    )
 
     def setup(self, undo: ExitStack) -> None:
         """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""
@@ -89,37 +88,28 @@ class Randomness(Outward):
     @patch(*SEEDS, why="whatever seeds, seeds all ranks alike: the seed is rank 0's", optional=True)
     def seed_alike(self, call: Call) -> Any:
         """Seed with rank 0's number or text; where none is given, all ranks draw the same."""
-        if self.effects.mode() is not Mode.SYNCED or caller().startswith(_NOT):
+        if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
         name = next((n for n in ("seed", "a") if n in call.named), "a")
         value = call.named.get(name)
-        if value is None and call.name.startswith("random."):  # random asks the system from C
-            drawn = self.drawn(SEED)
-            return call.changed(a=int.from_bytes(drawn, "little")) if drawn else call.plain()
-        if not isinstance(value, (Integral, float, str)):
+        if value is None and call.target.startswith(FROM_C):
+            return self._choose_seed(call)
+        if not isinstance(value, (Integral, float, str)) or caller().startswith(_NOT):
             return call.plain()
         value = int(value) if isinstance(value, Integral) else value
         return call.changed(**{name: self.effects.ask_rank0(call.name, lambda: value)})
 
-    @patch(
-        *("torch:seed", "torch.random:seed", "torch._C:Generator.seed"),
-        why="a seed that nobody chose is the same on all ranks",
-        hot=True,
-    )
-    def choose_seed(self, original: Any) -> Any:
-        """Draw alike where torch would ask the system from C."""
-
-        @stands_for(original)
-        def seed(*generator: Any) -> int:
-            drawn = self.drawn(SEED)
-            if drawn is None:
-                return int(original(*generator))
-            number = int.from_bytes(drawn, "little") >> (8 * SEED - 53)  # as many bits as torch's
-            with self.context.internal():
-                made: Any = generator[0] if generator else torch
-                return int(made.manual_seed(number).initial_seed())
-
-        return seed
+    def _choose_seed(self, call: Call) -> Any:
+        """Seed with what all ranks draw here, where the generator would ask the system from C."""
+        drawn = self.drawn(SEED)
+        if drawn is None:
+            return call.plain()
+        number = int.from_bytes(drawn, "little")
+        if call.target.startswith("random:"):
+            return call.changed(a=number)
+        with self.context.internal():  # as many bits as torch's
+            made = (call.instance or torch).manual_seed(number >> (8 * SEED - 53))
+            return made.initial_seed()
 
     @patch(
         *("os:urandom", "os:getrandom", "random:_urandom"),

@@ -10,8 +10,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.signal_sync import NEWS, RETURNED
+from autoddp.effects.outward import EffectRow, Outward, ask
 from autoddp.effects.ownership import users_call
-from autoddp.patching import Call, Feature, patch
+from autoddp.patching import Call, patch
 from autoddp.report import users_frame
 
 if TYPE_CHECKING:
@@ -21,20 +22,27 @@ WHY = "a handler that saves, stops or raises does so at the same step on all ran
 MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its children, news of an order
 
 
-class Signals(Feature):
+class Signals(Outward):
     """The feature that runs the script's handlers where rank 0 says, for all; see `SignalSync`."""
 
     name: ClassVar[str] = "signals"
     without: ClassVar[str] = "each rank acts on a signal where it stands"
     views = ("global",)
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        ask(
+            ("signal:setitimer", "signal:getitimer", "signal:alarm"),
+            why="rank 0's timer is that of all ranks: its signal comes to all at the same step",
+        ),
+    )
 
     def __init__(self, run: Run) -> None:
-        self.run, self.signal_sync, self.effects = run, run.group.signal_sync, run.effects
-        self.rank = run.group.rank
+        super().__init__(run)
+        self.signal_sync = run.group.signal_sync
         self.handlers: dict[int, Any] = {}
 
     def setup(self, undo: ExitStack) -> None:
         """Take over the handlers that are there already, such as Ctrl-C's KeyboardInterrupt."""
+        super().setup(undo)
         # what `os.getpid` tells the script
         self.process = self.run.group.call("the process of the script", os.getpid)
         if threading.current_thread() is not threading.main_thread():
@@ -49,26 +57,18 @@ class Signals(Feature):
     @patch("signal:signal", why=WHY)
     def handle(self, call: Call) -> Any:
         """Set a handler of the script's, to be called when all ranks are at one point."""
-        number, handler = _arguments(*call.args, **call.kwargs)
+        number: Any = call.named.get("signalnum")
+        handler = call.named.get("handler")
         shared = _is_shared(number, handler)
         if not self._ours() or not (shared or number in self.handlers):
             return call.plain()
-        self._meet(number)
+        if number in self.handlers and self._meets():  # signals that were put off come first
+            self.effects.ask_rank0(f"signals ({number})", lambda: None)
         before = call.wrapped(number, self._received if shared else handler)
         known = self.handlers.pop(number, before)
         if shared:
             self.handlers[number] = handler
         return known
-
-    @patch(
-        *("signal:setitimer", "signal:getitimer", "signal:alarm"),
-        why="rank 0's timer is that of all ranks: its signal comes to all at the same step",
-    )
-    def set_timer(self, call: Call) -> Any:
-        """Set or read rank 0's timer."""
-        if not self._ours() or not self._meets():
-            return call.plain()
-        return self.effects.ask_rank0("a timer", call.plain)
 
     @patch("signal:getsignal", why="the script finds the handler that it has set")
     def handled(self, call: Call) -> Any:
@@ -99,11 +99,6 @@ class Signals(Feature):
         if number in self.handlers and not blocked and self._meets():
             return self._act(int(number))
         return call.wrapped(*given[:-1] and [os.getpid()], number)
-
-    def _meet(self, number: int | None) -> None:
-        """Act on signals that were put off, before what is done about them changes."""
-        if number in self.handlers and self._meets():
-            self.effects.ask_rank0(f"signals ({number})", lambda: None)
 
     def _meets(self) -> bool:
         return self.effects.accepts_effects() and self.signal_sync.here()
@@ -144,14 +139,10 @@ class Signals(Feature):
                 signal.signal(number, handler)
 
 
-def _is_shared(number: int, handler: Any) -> bool:
+def _is_shared(number: Any, handler: Any) -> bool:
     """Return whether a handler is a function of the script's, for a signal to the whole job."""
     plain = isinstance(handler, signal.Handlers) or not callable(handler)
     return not plain and number not in MINE
-
-
-def _arguments(signalnum: int, handler: Any) -> tuple[int, Any]:
-    return int(signalnum), handler
 
 
 def _is_child(number: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
+from autoddp.effects.outward import EffectRow, Outward, ask
 from autoddp.patching import Call, patch
 
 
@@ -20,16 +20,12 @@ class Temporary(Outward):
 
     name: ClassVar[str] = "temporary"
     without: ClassVar[str] = "temporary files and folders are each rank's own"
-
-    @patch(
-        "tempfile:_RandomNameSequence.__next__",
-        why="a temporary file or folder has the name that rank 0 gave it",
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        ask(
+            ("tempfile:_RandomNameSequence.__next__",),
+            why="a temporary file or folder has the name that rank 0 gave it",
+        ),
     )
-    def name_once(self, call: Call) -> Any:
-        """Return the next name, rank 0's on all ranks."""
-        if self.effects.touch() is not Mode.SYNCED:  # multiprocessing names semaphores so
-            return call.plain()
-        return self.effects.ask_rank0("the name of a temporary file", call.plain)
 
     @patch(
         *("tempfile:mkdtemp", "tempfile:mktemp", "tempfile:mkstemp", "tempfile:NamedTemporaryFile"),

@@ -11,7 +11,7 @@ from autoddp.comm.outcome import Outcome
 from autoddp.effects import overlay, paths
 from autoddp.effects.atomic import Draft
 from autoddp.effects.engine import Effects, Mode, Writers
-from autoddp.effects.writers import CHECKPOINT, Writer
+from autoddp.effects.writers import Writer
 from autoddp.patching import Call
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
 
@@ -37,86 +37,61 @@ class WriteCall:
         return "a" if more.get("append") else str(more.get("mode", self.row.mode))
 
     def to(self, path: str) -> Any:
-        """Make the call with another path; what it returns names the user's own."""
+        """Make the call with another path."""
         at: Any = os.fsencode(path) if self._bytes else path
         call, name, position = self._call, self.row.argument, self.row.position
         if name in call.named:
-            result = call.changed(**{name: at})
-        elif position is None or len(call.args) <= position:
-            result = call.wrapped(*call.args, **{**call.kwargs, name: at})
-        else:
-            args = (*call.args[:position], at, *call.args[position + 1 :])
-            result = call.wrapped(*args, **call.kwargs)
-        return self._users(result, path)
-
-    def _users(self, result: Any, path: str) -> Any:
-        if isinstance(result, str):
-            return result.replace(path, self.path)
-        if type(result) in (list, tuple):
-            return type(result)(self._users(part, path) for part in result)
-        return result
+            return call.changed(**{name: at})
+        if position is None or len(call.args) <= position:
+            return call.wrapped(*call.args, **{**call.kwargs, name: at})
+        args = (*call.args[:position], at, *call.args[position + 1 :])
+        return call.wrapped(*args, **call.kwargs)
 
 
 class WriteCalls:
-    """The calls that write, made by all ranks at the same time: to gather rows may take them all.
+    """Calls that write a file. All ranks make them together, since gathering rows needs all ranks.
 
-    Then rank 0 puts the file in place, once nobody can still be reading the old one.
+    Then rank 0 puts the file in place, when no rank can still be reading the old one.
     """
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
 
     def write(self, call: Call, row: Writer) -> Any:
-        """Make the call, once for all ranks; what it raises on rank 0, it raises on all."""
+        """Write once for all ranks; all ranks raise what rank 0 raises."""
         effects, writing = self._effects, WriteCall(call, row)
         mode = effects.touch(writing.path)
         if mode is Mode.PASS_THROUGH or not writing.path or writing.mode == "a":
             return call.plain()  # what adds to a file opens it by `open`
         agreed = mode is Mode.SYNCED
         if agreed:
-            for check in effects.before_save if row is CHECKPOINT else ():
+            for check in effects.before_save if row.blind else ():
                 check()
             if not row.blind:  # pickling gathers
                 writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
-            if row.folder:  # from here on nobody reads the old folder any more
+                # wait until no rank reads the old content: a folder is filled in place
                 effects.do_on_rank0(writing.site, lambda: None)
         writers = effects.writers(writing.path, agreed)
-        if effects.rank in writers.ranks:
-            return self._put(writing, writers, agreed)
-        return self._go_along(writing, writers) if agreed else self._own(writing)
+        real = effects.rank in writers.ranks
+        return self._agreed(writing, writers, real) if agreed else self._alone(writing, real)
 
-    def _put(self, writing: WriteCall, writers: Writers, agreed: bool) -> Any:
-        """Write on rank 0, and put the file in place once all have written."""
-        effects, draft = self._effects, Draft(writing.path)
-
-        def save() -> Any:
-            return writing.to(writing.path) if writing.row.folder else draft.write(writing.to)
+    def _agreed(self, writing: WriteCall, writers: Writers, real: bool) -> Any:
+        """Write on rank 0, and put the file in place once all have made the call."""
+        effects = self._effects
 
         def finish() -> list[Any]:
             outcome.unwrap()
             draft.put()
-            return _plain(outcome.value)
+            return [outcome.value] if isinstance(outcome.value, bool) else []  # which is cv2's
 
-        with effects.context.internal():
-            outcome = Outcome.of(save)
-            try:
-                if agreed and outcome.error is not None:
-                    self._throw_away(writing)  # others still gather, which needs this rank
-                if agreed:
-                    effects.do_on_rank0(writing.site, finish, list, writers)
-                else:
-                    finish()
-            finally:
-                draft.discard()
-        return outcome.value
-
-    def _go_along(self, writing: WriteCall, writers: Writers) -> Any:
-        """Write to nothing on a rank above 0, and learn what became of rank 0's file."""
-        effects = self._effects
-        outcome = self._throw_away(writing)
-        value = effects.do_on_rank0(writing.site, lambda: None, writers=writers)
-        with effects.context.internal():
-            effects.overlay.drop(writing.path)
+        with effects.context.internal(), Draft(writing.path) as draft:
+            written = Outcome.of(lambda: draft.write(writing.to)) if real else None
+            outcome = written or self._throw_away(writing)
+            if real and outcome.error is not None:
+                self._throw_away(writing)  # others still gather, which needs this rank
+            value = effects.do_on_rank0(writing.site, finish, writers=writers)
+            if not real:
+                effects.overlay.drop(writing.path)
         result = outcome.unwrap()
         return value[0] if value else result
 
@@ -131,15 +106,17 @@ class WriteCalls:
         paths.remove(os.path.dirname(at))
         return outcome
 
-    def _own(self, writing: WriteCall) -> Any:
-        """Write what no other rank waits for to the overlay."""
+    def _alone(self, writing: WriteCall, real: bool) -> Any:
+        """Write what no other rank waits for: rank 0 the file, others to their overlay."""
         held, path = self._effects.overlay, writing.path
-
-        def write() -> Any:
-            return writing.to(held.room(path) if writing.row.folder else held.to_write(path, False))
-
-        with self._effects.context.internal():
-            return overlay.named(write, path)
+        with self._effects.context.internal(), Draft(path) as draft:
+            if not real and paths.is_folder(path):
+                return self._throw_away(writing).unwrap()
+            if not real:
+                return overlay.named(lambda: writing.to(held.to_write(path, False)), path)
+            result = draft.write(writing.to)
+            draft.put()
+        return result
 
 
 def whole(data: Any) -> Any:
@@ -153,11 +130,3 @@ def path_of(given: Any) -> str | None:
     """Return the path that an argument names, None for an open file (or an ExcelWriter)."""
     names = isinstance(given, (str, bytes, os.PathLike)) and not hasattr(given, "close")
     return os.fsdecode(given) if names else None
-
-
-def _plain(value: Any) -> list[Any]:
-    """Return a list of `value` if that can travel, else an empty one.
-
-    cv2 returns False, which travels, if it has not written.
-    """
-    return [value] if isinstance(value, (bool, int, float, str)) else []

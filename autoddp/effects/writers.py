@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Writer:
-    """A function that writes a file, or fills a folder, or a class whose objects hold one open.
+    """A function that writes a file or a folder, or a class whose objects hold a file open.
 
     Attributes:
         target: The place where it is found, as "module:Dotted.path".
-        argument: The argument that names the file. What is no path (None, an open file) is left
-            alone.
+        argument: The argument that names the file. The call is plain if it is no path (None, an
+            open file).
         position: The place of that argument if the function, written in C, has no signature.
-        folder: Whether the argument names a folder that is filled.
         mode: The mode that it writes in unless its argument `mode` says; "a" keeps what was there.
         blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.
     """
@@ -25,7 +24,6 @@ class Writer:
     target: str
     argument: str
     position: int | None = None
-    folder: bool = False
     mode: str = "w"
     blind: bool = False
 
@@ -36,12 +34,12 @@ def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tup
     return tuple(Writer(f"{owner}{dot}{name}", argument, **more) for name in names.split())  # type: ignore[arg-type]
 
 
-CHECKPOINT = Writer("torch:save", "f", blind=True)
 # What is written through Python's own `open` needs no row, unless half of it is a lost checkpoint.
 FILES = (
+    *rows("torch", "save", "f", blind=True),
+    *rows("torch.serialization", "save", "f", blind=True),
     *rows("numpy", "save savez savez_compressed", "file"),
     *rows("numpy", "savetxt", "fname"),
-    *rows("joblib", "dump", "filename"),
     *rows("scipy.io", "mmwrite", "target"),
     *rows("torch.jit", "save", "f"),
     *rows("torch.jit:ScriptModule", "save", "f"),
@@ -68,15 +66,10 @@ FILES = (
     *rows("polars:DataFrame", "write_csv write_parquet write_json write_ndjson", "file"),
     *rows("polars:DataFrame", "write_ipc write_ipc_stream write_avro", "file"),
     *rows("polars:LazyFrame", "sink_parquet sink_csv sink_ipc sink_ndjson", "path"),
+    *rows("pyarrow.parquet", "write_to_dataset", "root_path"),
+    *rows("pyarrow.dataset", "write_dataset", "base_dir"),
 )
-FOLDERS = (
-    *rows("torch.distributed.checkpoint", "save", "checkpoint_id", folder=True),
-    *rows("pyarrow.parquet", "write_to_dataset", "root_path", folder=True),
-    *rows("pyarrow.dataset", "write_dataset", "base_dir", folder=True),
-    *rows("datasets.arrow_dataset:Dataset", "save_to_disk", "dataset_path", folder=True),
-    *rows("datasets.dataset_dict:DatasetDict", "save_to_disk", "dataset_dict_path", folder=True),
-)
-WRITERS = {row.target: row for row in (*FILES, *FOLDERS)}
+WRITERS = {row.target: row for row in FILES}
 
 # The makers of objects that hold their file open; they may read it, and write on.
 HELD = (
@@ -87,5 +80,7 @@ HELD = (
     Writer("torch.package:PackageExporter.__init__", "f"),
     Writer("numpy:memmap.__new__", "filename", mode="r+"),
     Writer("numpy.lib.format:open_memmap", "filename", mode="r+"),
+    Writer("sqlite3:connect", "database", position=0, mode="a"),
+    Writer("sqlite3.dbapi2:connect", "database", position=0, mode="a"),
 )
 HOLDERS = {row.target: row for row in HELD}

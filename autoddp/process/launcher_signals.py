@@ -158,6 +158,7 @@ class LauncherSignals:
         live_with(self.launcher)
         if local_rank == 0:
             signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+            os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         self.leave()
 
     def ended(self, local_rank: int, code: int) -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from autoddp.effects.programs import ALONE, BY_ASYNCIO, Programs
+from autoddp.effects.programs import APART, READ_BACK, Programs
 from tests.effects.outward import on_ranks, raised
 
 pytestmark = pytest.mark.slow
@@ -100,9 +100,20 @@ def test_what_a_thread_or_asyncio_starts_every_rank_starts_and_it_is_said(tmp_pa
         thread.join()
         return asyncio.run(main()), said(run)
 
-    by_asyncio = f"asyncio.unix_events._UnixSubprocessTransport._start: {BY_ASYNCIO}"
-    assert alike(script, 2, tmp_path) == (0, [ALONE, by_asyncio])
+    by_asyncio = f"asyncio.unix_events._UnixSubprocessTransport._start: {APART}"
+    assert alike(script, 2, tmp_path) == (0, [f"subprocess.Popen: {APART}", by_asyncio])
     assert calls(tmp_path) == ["x"] * 4
+
+
+def test_what_the_script_reads_through_an_open_file_every_rank_runs_and_it_is_said(tmp_path):
+    def script(run):
+        with open(f"out{run.world.rank}", "w+") as file:
+            subprocess.run("echo x >> calls; echo out", shell=True, stdout=file)
+            file.seek(0)
+            return file.read(), said(run)
+
+    assert alike(script, 2, tmp_path) == ("out\n", [f"subprocess.Popen: {READ_BACK}"])
+    assert calls(tmp_path) == ["x"] * 2
 
 
 @pytest.mark.parametrize(

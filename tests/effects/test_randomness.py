@@ -59,7 +59,6 @@ MADE = {
     "getrandom": lambda: os.getrandom(8, flags=os.GRND_NONBLOCK),
     "hash": lambda: (hash("text"), list({f"name{i}" for i in range(20)})),
     "uuid4": lambda: str(uuid.uuid4()),
-    "uuid1": lambda: str(uuid.uuid1()),
     "urandom": lambda: os.urandom(8),
     "secrets": lambda: secrets.token_hex(8),
 }

@@ -146,7 +146,7 @@ def test_a_writer(case, told):
             put = [change for change in changes if change.startswith("os.rename ")]
             raises = isinstance(plain, list) and len(plain) == 2
             row = WRITERS.get(case.target)  # what goes through `open` needs none
-            assert rank or row is None or row.folder or len(put) == (not raises)
+            assert rank or row is None or len(put) == (not raises)
             assert not rank or not changes + [c for _, more in wrong for c in more]
         if case.exact:
             assert contents(folder / str(nproc) / case.name) == contents(folder / "1" / case.name)
