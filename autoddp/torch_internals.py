@@ -208,7 +208,7 @@ def replica_of(module: Module, group: ProcessGroup) -> DistributedDataParallel:
 
 
 def arm(replica: DistributedDataParallel) -> None:
-    """Do for the backward that follows what a forward does, without the questions of the first.
+    """Do what a forward does for the backward that follows.
 
     This is for one that looks for no unused parameters, of no static graph, without buffers.
     """

@@ -24,7 +24,6 @@ from autoddp.training.loading.loaders import Loaders
 from autoddp.training.local_view import LocalView
 from autoddp.training.modules import Modules
 from autoddp.training.rowwise import Rowwise
-from autoddp.training.visible_devices import Visible
 
 FEATURES: tuple[type[Feature], ...] = (
     Frames,
@@ -45,7 +44,6 @@ FEATURES: tuple[type[Feature], ...] = (
     LocalView,
     Averaging,
     Loaders,
-    Visible,
     Modules,
     Rowwise,
     Gradients,

@@ -73,7 +73,7 @@ class Averaging(Feature):
 
     @patch(
         "torch.optim:Optimizer.__init__",
-        why="optimizers are told apart by the order of their creation",
+        why="ranks identify optimizers by the order of their creation",
     )
     def note_optimizer(self, call: Call) -> None:
         call.plain()
@@ -151,22 +151,19 @@ class Averaging(Feature):
             Disagreement: Ranks are at different places, or train other parameters.
         """
         here = [known() for known in self.known]  # held: the garbage collector may come meanwhile
-        sizes = [one and sum(p.numel() for p in trainable(one)) for one in here]
-        said = json.loads(self.group.confer("averaging", json.dumps([place, sizes]).encode()))
-        places = {where for where, _ in said}
+        there = [one is not None for one in here]
+        found = json.loads(self.group.confer("averaging", json.dumps([place, there]).encode()))
+        places = {where for where, _ in found}
         if len(places - {""}) > 1:
             raise Disagreement(
                 "ranks average their weights at different places: "
-                + ", ".join(f"rank {n} at {where}" for n, (where, _) in enumerate(said) if where)
+                + ", ".join(f"rank {n} at {where}" for n, (where, _) in enumerate(found) if where)
                 + "; let all ranks evaluate and save, or after the end of an epoch"
             )
         tensors: dict[int, Tensor] = {}
-        for one, theirs in zip(here, zip(*(each for _, each in said), strict=True), strict=True):
-            if None in theirs:
-                continue  # garbage-collected on some rank: nobody trains with it any more
-            if len(set(theirs)) > 1:
-                raise Disagreement(f"{type(one).__name__} changes other parameters on other ranks")
-            tensors |= {id(p): p.detach() for p in trainable(one)}
+        for one, theirs in zip(here, zip(*(each for _, each in found), strict=True), strict=True):
+            if all(theirs):  # else garbage-collected on some rank: nobody trains with it any more
+                tensors |= {id(p): p.detach() for p in trainable(one)}
         for some, flat in flattened([*tensors.values()]):
             with self.group.together("averaging", flat):
                 self.group.start_all_reduce(flat).wait()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from autoddp import torch_internals
+from autoddp.comm.position import BACKWARD
 from autoddp.patching import Call
-from autoddp.training.leaves import Leaves, gradient_of, leaves_of, without_gradient
+from autoddp.training.leaves import Leaves, gradient_of, leaves_of
 from autoddp.training.replica import Replica, Replicas
+from autoddp.view import work
 from autoddp.view.redistribute import Mean, MeanGradient
 from autoddp.view.rules.autograd import listed
 from autoddp.view.state import View
@@ -86,7 +88,7 @@ class Backwards:
         """
         replica = self.replicas.of(leaves)
         try:
-            self.replicas.arm(replica, tops)
+            self.replicas.arm(replica)
             with self._at_common_point(replica), _without_gradient(tops, leaves.dense) as without:
                 plain(tops, **given)
         except BaseException:
@@ -97,9 +99,17 @@ class Backwards:
             if gradient is not None and not gradient.any():
                 leaf.grad = None
 
-    def _at_common_point(self, replica: Replica) -> AbstractContextManager[None]:
-        """Return a context in which a backward with its reducer runs."""
-        return nullcontext()
+    @contextmanager
+    def _at_common_point(self, replica: Replica) -> Iterator[None]:
+        """Run a backward at a point of the program where ranks wait for each other."""
+        view = self.view
+        with view.group.together("backward", replica.leaves.dense[0], BACKWARD) as place:
+            view.group.collective_check.note(place.stamp)
+            before = view.work.turn(work.BACKWARD)
+            try:
+                yield
+            finally:
+                view.work.turn(before)
 
 
 @contextmanager
@@ -112,7 +122,7 @@ def _without_gradient(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[list
     without: list[Tensor] = []
 
     def note() -> None:
-        without[:] = without or without_gradient(leaves)
+        without[:] = without or [leaf for leaf in leaves if gradient_of(leaf) is None]
 
     hooks = [
         top.register_hook(lambda _: torch_internals.after_backward(note))

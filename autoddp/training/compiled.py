@@ -31,37 +31,30 @@ CUDA_GRAPHS = {"triton.cudagraphs": False}  # host collectives cannot be capture
 Graph = Callable[..., Any]
 
 
-class Compiler:
-    """The compiler of one rank, with the collectives in compiled graphs."""
-
-    def __init__(self, view: View) -> None:
-        self.view, self.operators = view, Operators(view.group)
-
-    def compiled(self, function: Graph, name: str, given: dict[str, Any]) -> CompiledCall:
-        """Return `function`, compiled with the arguments `given` to `torch.compile`."""
-        backend = given.get("backend", "inductor")
-        settings, why = CUDA_GRAPHS, "" if backend == "inductor" else f"backend {backend!r}"
-        if not why:
-            settings = inductor_settings(given.get("mode")) | (given.get("options") or {})
-        return CompiledCall(self, function, name, settings | CUDA_GRAPHS, why)
-
-
 class CompiledCall:
     """A function or module that was given to `torch.compile`.
 
     Args:
-        compiler: The compiler of this rank.
-        function: The function, or the call of the module.
-        name: The name that reports show.
-        settings: Settings of inductor.
-        why: The reason for running eagerly; empty if it is compiled.
+        view: The view of this rank.
+        operators: The collectives in compiled graphs.
+        function: The function, the module, or the call of the module.
+        given: The arguments of `torch.compile`.
     """
 
     def __init__(
-        self, compiler: Compiler, function: Graph, name: str, settings: dict[str, Any], why: str
+        self, view: View, operators: Operators, function: Graph, given: dict[str, Any]
     ) -> None:
-        self.compiler, self.view, self.function = compiler, compiler.view, function
-        self.name, self.settings, self.why = name, settings, why
+        self.view, self.operators, self.function = view, operators, function
+        owner = getattr(function, "__self__", function)
+        kind, backend = type(owner).__name__, given.get("backend", "inductor")
+        # the name that reports show
+        self.name = kind if isinstance(owner, nn.Module) else getattr(function, "__name__", kind)
+        # the reason for running eagerly; empty if it is compiled
+        self.why = "" if backend == "inductor" else f"backend {backend!r}"
+        self.settings = CUDA_GRAPHS
+        if not self.why:
+            options = given.get("options") or {}
+            self.settings = inductor_settings(given.get("mode")) | options | CUDA_GRAPHS
         self.inputs: dict[int, ShardedTensor] = {}  # by the ids of Dynamo's inputs
         self.began = False  # whether a graph of this call has started
         self._run: Graph | None = None
@@ -137,7 +130,7 @@ class CompiledCall:
 
     def _compile(self, graph: nn.Module, given: Sequence[Any]) -> Graph:
         """Compile a graph for inputs of these placements, on all ranks or on none."""
-        made, why = LocalGraph(self.view, self.compiler.operators, graph, given), ""
+        made, why = LocalGraph(self.view, self.operators, graph, given), ""
         before = Generators()  # Dynamo also restores the generators that compilers use
         try:
             made.compile([local(x) for x in given], self.settings)

@@ -1,6 +1,6 @@
-"""The check, in the first steps and then now and then, that all ranks have the same numbers.
+"""The check, in the first steps and periodically, that all ranks have the same numbers.
 
-Replicas could drift apart in silence. The leaves of the latest backward are compared before the
+It detects replicas that drift apart. The leaves of the latest backward are compared before the
 first step that follows, in the order that all ranks share: a script that goes through a set of
 parameters or optimizers does so in an order that each process has for itself.
 """
@@ -8,16 +8,20 @@ parameters or optimizers does so in an order that each process has for itself.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from autoddp.comm import accelerator
+from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
+from autoddp.comm.group import MIN, Group
 from autoddp.report import users_line
-from autoddp.training.buffers import share_buffers
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import gradient_of
-from autoddp.training.replica import alive
+from autoddp.training.replica import flattened, put_back
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -90,3 +94,36 @@ class Consistency:
             found.compare(self.group, users_line(), self.view.report.strict)
         for reference in map(weakref.ref, leaves):
             self._compared[id(reference)] = reference
+
+
+def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return the objects of weak references that no rank has collected yet."""
+    found = [reference() for reference in references]
+    there = torch.tensor([each is not None for each in found], device=CPU).long()
+    everywhere = group.all_reduce(there, MIN).tolist()
+    return [each for each, here in zip(found, everywhere, strict=True) if here]
+
+
+def share_buffers(run: Run) -> None:
+    """Broadcast the buffers that rank 0 has on its accelerator.
+
+    Accelerators sum in no fixed order, so the same computation differs in its last bits between
+    ranks. Gradients are averaged, so weights stay equal. Buffers that are updated outside of
+    autograd (the moving average of a codebook, the statistics of a BatchNorm that gets the whole
+    batch) would drift apart.
+    """
+    group, modules = run.group, run.view.recent_modules
+    if not group.kind or not modules or run.options.batchnorm != "exact" or accelerator.capturing():
+        return
+    with run.view.context.within(Code.PLAIN), torch.no_grad():
+        found = {
+            id(x): x
+            for module in alive(group, modules)
+            for x in module.buffers()
+            if x.device.type == group.kind and x.is_floating_point() and x.layout is torch.strided
+        }
+        kinds = list(flattened([*found.values()]))
+        if kinds:
+            group.broadcast([flat for _, flat in kinds])
+        for some, flat in kinds if group.rank else ():
+            put_back(some, flat)

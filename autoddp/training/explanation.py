@@ -10,15 +10,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.patching import Feature
 from autoddp.report import Decision
-from autoddp.view.work import WHOLE
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 STEPS = 3  # of all optimizers, after which the decisions are printed
-LONG = 5.0  # seconds from which on a script's last line says where the time went
-MUCH = 0.1  # share of that time that is lost at least where advice is given
-# Functions that the script calls to have all values: only -v prints them.
+LONG = 5.0  # seconds; a longer run ends with a line about where the time went
+# Functions that the script calls to read all values; only -v prints them.
 WISHES = frozenset(
     ("numpy", "tolist", "item", "__array__", "__repr__", "__str__", "__format__", "__reduce_ex__")
 )
@@ -26,19 +24,17 @@ NOTHING = (
     "nothing is sharded: every rank computes all of it, which is right and no faster. A batch is "
     "sharded that has at least one row for each rank"
 )
-BEHIND = "most was lost behind functions that gather, which the lines above name"
-FEW = "most was lost on what every rank computes whole: of fewer rows than ranks, or of no batch"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
 
 class Explanation(Feature):
-    """A few lines on decisions after the first steps, one at the end, on rank 0's stderr."""
+    """Lines on decisions after the first steps, and one at the end, on the stderr of rank 0."""
 
     name = "explanation"
-    without = "nothing is said about loaders and gathers, nor where the time went"
+    without = "no line is printed about loaders, gathers, and where the time went"
 
     def __init__(self, run: Run) -> None:
-        self.run, self.steps, self.said, self.reported = run, 0, False, False
+        self.run, self.steps, self.explained, self.reported = run, 0, False, False
         self.began = perf_counter()
 
     def setup(self, undo: ExitStack) -> None:
@@ -54,10 +50,11 @@ class Explanation(Feature):
 
     def explain(self) -> None:
         """Print the decisions of the report, once: one line of each kind, or all with -v."""
-        report, verbose = self.run.report, self.run.options.verbose
-        if self.said or not self.run.view.context.is_rank() or self.run.options.view != "global":
+        run, report = self.run, self.run.report
+        verbose, whole = run.options.verbose, run.options.view == "global"
+        if self.explained or not run.view.context.is_rank() or not whole:
             return
-        self.said = True
+        self.explained = True
         gathers = sorted(report.of("gather"), key=lambda made: -made.size)
         if not verbose:
             gathers = [made for made in gathers if made.what not in WISHES]
@@ -66,7 +63,7 @@ class Explanation(Feature):
             for line in lines if verbose else lines[:1]:
                 more = f"; {len(lines) - 1} more (-v shows them)" if len(lines) > 1 else ""
                 report.say_between(line if verbose else f"{line}{more}")
-        if self.run.view.work.share() == 0:
+        if run.view.work.share() == 0:
             report.say_between(NOTHING)
 
     def end(self) -> None:
@@ -83,7 +80,7 @@ class Explanation(Feature):
             report.say_once("account", "", self.sentence(times))
 
     def sentence(self, times: dict[str, float]) -> str:
-        """Say in one line where the time of this rank went, and what would help most."""
+        """Return a line about where the time of this rank went."""
         size, seconds, share = self.run.group.size, times["seconds"], self.run.view.work.share()
         if self.run.options.view == "local":
             shared = "each trained on its own rows"
@@ -96,22 +93,10 @@ class Explanation(Feature):
         waited = ", ".join(
             f"{times[part] / seconds:.0%} {whom}" for whom, part in waits.items() if seconds
         )
-        advice = self.advice(times)
         return (
-            f"{size} ranks, {seconds:.0f} s: {shared}; time spent waiting: {waited}"
-            f"{advice and f'; {advice}'}; `autoddp bench` tells more"
+            f"{size} ranks, {seconds:.0f} s: {shared}; time spent waiting: {waited}; "
+            "`autoddp bench` tells more"
         )
-
-    def advice(self, times: dict[str, float]) -> str:
-        """Return what would help most, where enough of the time is lost; else nothing."""
-        whole = self.run.view.work.seconds[WHOLE] * (1 - 1 / self.run.group.size)
-        lost = {
-            "more workers for its loaders (num_workers=) would help most": times["loader"],
-            "larger batches, or fewer ranks, would help most": times["gradients"] + times["ranks"],
-            BEHIND if self.run.report.of("gather") else FEW: whole,
-        }
-        hint, most = max(lost.items(), key=lambda entry: entry[1])
-        return hint if most >= MUCH * times["seconds"] else ""
 
 
 def rank_times(run: Run, seconds: float) -> dict[str, float]:
@@ -129,7 +114,7 @@ def rank_times(run: Run, seconds: float) -> dict[str, float]:
 
 
 def gathering(made: Decision, steps: int) -> str:
-    """Say what gathers, where, how often, how much, and what would keep it sharded if known.
+    """Return a line on what gathers, where, how often, how much, and how to keep it sharded.
 
     No count follows a name: a reader of metrics in the log would take it for a loss.
     """

@@ -32,17 +32,17 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        # by device: of each tensor its sum and that of its absolute values, and its name's number
-        self._pairs: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
+        self._sums: list[Tensor] = []  # of each name, with signs and without
 
     def add(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Add tensors under one name, as the sums over all of them."""
+        sums = torch.zeros(2, dtype=torch.float64, device=CPU)
         for x in tensors:
             values = x.detach()
             values = values if values.layout is torch.strided else values.coalesce().values()
             values = torch.view_as_real(values) if values.is_complex() else values
-            self._note(_sums(values))
-        self.names.append(name)
+            sums += _sums(values).cpu()
+        self._note(name, sums)
 
     def add_each(self, leaves: list[Tensor]) -> None:
         """Add leaves, each under its number and shape."""
@@ -60,21 +60,11 @@ class Fingerprint:
 
     def add_number(self, name: str, number: float) -> None:
         """Add a number that no rounding has touched."""
-        self._note(torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
+        self._note(name, torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
+
+    def _note(self, name: str, sums: Tensor) -> None:
         self.names.append(name)
-
-    def _note(self, pair: Tensor) -> None:
-        pairs, owners = self._pairs.setdefault(pair.device, ([], []))
-        pairs.append(pair)
-        owners.append(len(self.names))
-
-    def _table(self) -> Tensor:
-        """Return all sums, of shape (names, 2); wait for each device once."""
-        table = torch.zeros(len(self.names), 2, dtype=torch.float64, device=CPU)
-        for pairs, owners in self._pairs.values():
-            found = torch.stack(pairs).cpu().double()
-            table.index_add_(0, torch.tensor(owners, device=CPU), found)
-        return table.nan_to_num()
+        self._sums.append(sums)
 
     def compare(
         self,
@@ -96,26 +86,20 @@ class Fingerprint:
         Raises:
             Disagreement: Two ranks differ.
         """
-        place = f"{where}: " if where else ""
-        if found := self.difference(group, exact, ranks, place):
-            raise Disagreement(f"{found}: {why}")
-
-    def difference(
-        self, group: Group, exact: bool = False, ranks: list[int] | None = None, place: str = ""
-    ) -> str:
-        """Return in words the first number that is not the same on all ranks, if there is one."""
-        found = group.all_gather(self._table())  # (ranks, names, 2)
+        table = torch.stack(self._sums).nan_to_num()
+        found = group.all_gather(table)  # (ranks, names, 2)
         compared = list(range(len(found))) if ranks is None else ranks
         found = found[compared]
         allowed = 0.0 if exact else ROUNDING
         apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
         if not apart.any():
-            return ""
+            return
         at = int(apart.int().argmax())
         farthest = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
-        return (
-            f"{place}{self.names[at]} is not the same on all ranks (rank 0 has "
-            f"{_shown(found[0, at])}, rank {compared[farthest]} {_shown(found[farthest, at])})"
+        raise Disagreement(
+            f"{where and where + ': '}{self.names[at]} is not the same on all ranks (rank 0 has "
+            f"{_shown(found[0, at])}, rank {compared[farthest]} {_shown(found[farthest, at])}): "
+            f"{why}"
         )
 
 

@@ -50,13 +50,10 @@ class Gradients(Feature):
         self.asked = False  # gradients that the script asks for are computed
 
     def setup(self, undo: ExitStack) -> None:
-        """Set up the safety net: optimizers look now and then whether their gradients are equal."""
-        before = list(warnings.filters)
-        # no matter here
+        """Register the comparisons before steps and saves, and the last averaging at the end."""
+        undo.enter_context(warnings.catch_warnings())
+        # such gradients are copied to the bucket, which costs little
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        now: Any = warnings.filters
-        added = [entry for entry in now if entry not in before]
-        undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
         late = self.backwards.pending
         undo.callback(late.forget)
         self.group.at_end.append(late.average)
@@ -66,7 +63,7 @@ class Gradients(Feature):
         undo.callback(self.run.effects.before_save.remove, self.compare_before_save)
 
     def _plain(self, *held: Any) -> bool:
-        """Return whether a call is plain; in a thread it is, but for what is held by rows there."""
+        """Return whether to call torch alone; so does a thread, unless an argument is sharded."""
         context = self.view.context
         return (
             not context.is_rank()
@@ -100,9 +97,9 @@ class Gradients(Feature):
     )
     @disable_dynamo
     def grad(self, call: Call) -> Any:
-        """Compute true gradients; inside a split call or transform, do as torch does.
+        """Compute true gradients.
 
-        So it is inside a backward, but for a hook of the script's that asks for a batch's.
+        In transforms, and in a backward without sharded tensors, this calls torch alone.
         """
         given = dict(call.named)
         if not given or self._plain(given["outputs"]):
@@ -111,7 +108,7 @@ class Gradients(Feature):
         if (self.backwards.depth or self.asked) and not held:
             return call.plain()
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
-        # where a mode is on, as of a default device, torch calls itself once more
+        # torch calls this function again under a mode, such as a default device
         before, self.asked = self.asked, True
         try:
             with self.view.context.within(Code.PLAIN), in_one_order():
@@ -145,7 +142,7 @@ class Gradients(Feature):
 
     @disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Average what is still to be averaged, and compare it, see `Consistency`."""
+        """Average pending gradients, and compare them, see `Consistency`."""
         if self._plain():
             return
         self.backwards.pending.average()
@@ -160,9 +157,9 @@ class Gradients(Feature):
 
 
 def in_one_order() -> AbstractContextManager[object]:
-    """Keep backward on this thread if the rank sees several devices: one order on all ranks.
+    """Keep backward on this thread if the rank sees several devices.
 
-    Torch's engine has a thread for each device; which of two comes first to a collective is chance.
+    Torch's engine has a thread for each device, and their collectives have no fixed order.
     """
     one = len(accelerator.devices()) < 2
     return nullcontext() if one else torch.autograd.set_multithreading_enabled(False)
@@ -173,7 +170,7 @@ def _ours(hook: Any) -> bool:
 
 
 def as_held(x: Any) -> Any:
-    """Return what this rank has of an input for whose gradient the script asks."""
+    """Return the local tensor of an input of `torch.autograd.grad`."""
     return x.local if is_sharded(x) or unread(x) else full(x)
 
 
@@ -182,8 +179,8 @@ def gradients_of(
 ) -> tuple[Any, ...]:
     """Compute `torch.autograd.grad` in the view.
 
-    Sharded tensors get their gradient sharded, the rest the mean over ranks: in the order of the
-    parameters, as the script may have them from a set, which has another order in each process.
+    The gradients of sharded tensors are sharded; all others are averaged over ranks, in the order
+    of the parameters: a set of the script has another order in each process.
     """
     outs, ins = listed(outputs), listed(inputs)
     tops, seeds = roots(outs, grad_outputs)

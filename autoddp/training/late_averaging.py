@@ -11,8 +11,7 @@ these have gradients, and when it reads one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,20 +20,18 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from autoddp import torch_internals
 from autoddp.comm.context import Context
-from autoddp.comm.position import BACKWARD
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, restore
 from autoddp.training.backwards import Backwards
 from autoddp.training.leaves import GRAD, Leaves, gradient_of
 from autoddp.training.replica import Replica, Replicas
-from autoddp.view import work
 from autoddp.view.state import View
 
 
 class PendingGradients:
-    """The leaves whose gradients are this rank's alone, and the property that guards them.
+    """The leaves whose gradients are not averaged yet, and the property that averages them.
 
-    The property stands at `Tensor.grad` only while there are such leaves.
+    The property replaces `Tensor.grad` only while there are such leaves.
 
     Attributes:
         leaves: These leaves, by id; they are kept alive, so that ids stay theirs.
@@ -53,7 +50,7 @@ class PendingGradients:
                 setattr(torch.Tensor, name, self._guard)
 
     def drop(self, leaves: Iterable[Tensor]) -> None:
-        """Forget these leaves: their gradients are averaged, are about to be, or are gone."""
+        """Forget these leaves, whose gradients are averaged or gone."""
         for leaf in leaves:
             self.leaves.pop(id(leaf), None)
         if not self.leaves:
@@ -61,11 +58,11 @@ class PendingGradients:
                 restore(torch.Tensor, name, ABSENT, self._guard)
 
     def forget(self) -> None:
-        """Forget all leaves: the session is over."""
+        """Forget all leaves at the end of the session."""
         self.drop(list(self.leaves.values()))
 
     def average(self) -> None:
-        """Average all that is pending; every rank is at this place of the program."""
+        """Average all pending gradients; every rank calls this at the same point."""
         if not self.leaves:
             return
         leaves = list(self.leaves.values())
@@ -88,7 +85,7 @@ class PendingGradients:
         self.drop([leaf])
 
     def _check(self) -> None:
-        """Refuse to read where this rank may be alone: it would wait for the others for ever.
+        """Refuse a read that other ranks may not make: this rank would wait forever.
 
         Raises:
             Disagreement: The other ranks do not read here.
@@ -134,7 +131,7 @@ class LateBackwards(Backwards):
             pending.drop(leaves.dense)
 
     def _late(self, replica: Replica, leaves: Leaves) -> bool:
-        """Count a backward, and tell whether its gradients may be averaged later.
+        """Count a backward; return whether its gradients may be averaged later.
 
         It expects as many as in the round before. A gradient that is there and not pending may be
         in the script's hands already, where nothing shows that it is read.
@@ -150,21 +147,9 @@ class LateBackwards(Backwards):
             and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
         )
 
-    @contextmanager
-    def _at_common_point(self, replica: Replica) -> Iterator[None]:
-        """Run a backward at a point of the program where ranks wait for each other."""
-        view = self.view
-        with view.group.together("backward", replica.leaves.dense[0], BACKWARD) as place:
-            view.group.collective_check.note(place.stamp)
-            before = view.work.turn(work.BACKWARD)
-            try:
-                yield
-            finally:
-                view.work.turn(before)
-
 
 def _as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:
-    """Access a gradient as torch does; classes of tensors and modes know torch's own access."""
+    """Access a gradient as torch does, with `__torch_function__` of subclasses and modes."""
     if has_torch_function((tensor,)):
         return handle_torch_function(access, (tensor,), tensor, *value)
     return access(tensor, *value)

@@ -1,6 +1,6 @@
-"""The leaves that a backward leads to, found by a walk over the graph at every backward.
+"""The leaves of a backward, found by a walk over the graph at every backward.
 
-A set of leaves that is kept from one backward to the next would miss those that come later.
+A set of leaves that is kept from one backward to the next would miss new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRAD: Any = torch.Tensor.grad  # torch's own getter, setter and deleter: ours ma
 
 @dataclass
 class Leaves:
-    """Leaves that a backward leads to, in an order that every rank shares.
+    """The leaves of a backward, in the same order on every rank.
 
     Attributes:
         dense: Leaves that a reducer averages.
@@ -53,13 +53,6 @@ def gradient_of(leaf: Tensor) -> Tensor | None:
     with no_torch_function():
         found: Tensor | None = GRAD.__get__(leaf)
     return found
-
-
-def without_gradient(leaves: Iterable[Tensor]) -> list[Tensor]:
-    """Return those leaves that have no gradient."""
-    read = GRAD.__get__
-    with no_torch_function():
-        return [leaf for leaf in leaves if read(leaf) is None]
 
 
 def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:

@@ -120,7 +120,7 @@ class TracedGroup:
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Return the sum over all ranks."""
         if op != dist.ReduceOp.SUM:
-            # the graph is left out, and a line says so
+            # the graph is not compiled, and a line says why
             raise NotImplementedError(f"a reduction by {op}")
         return self._ordered(self.operators.all_reduce, x)
 

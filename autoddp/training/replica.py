@@ -1,14 +1,14 @@
-"""The averaging of gradients over ranks: torch's DistributedDataParallel, armed at backward.
+"""The averaging of gradients over ranks by torch's DistributedDataParallel, armed at backward.
 
 There is one `DistributedDataParallel` for each set of leaves that a backward leads to. It owns the
-script's own parameters, its forward is the identity on the losses, and its reducer averages `.grad`
-in buckets while the backward runs: the same buckets and overlap as written by hand. The mean is
-exact for split and for replicated work, and idempotent, so accumulation needs no care.
+script's own parameters, its forward is never called, and its reducer averages `.grad` in buckets
+while the backward runs: the same buckets and overlap as written by hand. The mean is exact for
+sharded and for replicated work, and idempotent, so accumulation needs no care.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.group import MIN, SUM, Group
+from autoddp.comm.group import SUM, Group
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.together import told_by_launcher
 from autoddp.training.fingerprint import Fingerprint
@@ -28,20 +28,17 @@ from autoddp.view.redistribute import all_gather_rows
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.state import View
 
-KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
-ROOM = 1 << 30  # bytes of gradients of those on an accelerator, beyond the one used last
+KEPT = 4  # reducers, the ones used last; each costs about a copy of its gradients
+ROOM = 1 << 30  # bytes of their gradients on an accelerator, without the one used last
 
 
 class Anchor(nn.Module):
-    """A module that owns some leaves, and whose forward is the identity."""
+    """A module that owns some leaves."""
 
     def __init__(self, leaves: list[Tensor]) -> None:
         super().__init__()
         for number, leaf in enumerate(leaves):
             self._parameters[f"leaf{number}"] = leaf  # type: ignore[assignment]  # any leaf will do
-
-    def __call__(self, *losses: Tensor) -> tuple[Tensor, ...]:
-        return losses  # nor do hooks for all modules see this one
 
 
 def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
@@ -54,20 +51,12 @@ def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
 
 
 def put_back(tensors: list[Tensor], flat: Tensor) -> None:
-    """Write into tensors what `flattened` has made of them; for autograd they are what they were.
+    """Copy a flat tensor of `flattened` back into its tensors, without a new version of them.
 
-    A graph that has saved one may still be walked.
+    A graph that has saved one of them may still be walked.
     """
     for x, new in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
         x.data.copy_(new.view_as(x))
-
-
-def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Return what weak references lead to on all ranks: each frees garbage when it likes."""
-    found = [reference() for reference in references]
-    there = torch.tensor([each is not None for each in found], device=CPU).long()
-    everywhere = group.all_reduce(there, MIN).tolist()
-    return [each for each, here in zip(found, everywhere, strict=True) if here]
 
 
 @dataclass
@@ -75,14 +64,12 @@ class Replica:
     """A reducer, and the leaves whose gradients it averages.
 
     Attributes:
-        forwarded: Whether its first forward is done.
-        expected: The number of backwards that the script accumulated last before a step.
-        count: The number of those that it accumulates now.
+        expected: How many backwards the script accumulated before its last step.
+        count: How many it has accumulated since.
     """
 
     reducer: DistributedDataParallel
     leaves: Leaves
-    forwarded: bool = False
     expected: int = 0
     count: int = 0
 
@@ -105,27 +92,23 @@ class Replicas:
             del self._kept[next(iter(self._kept))]
         return found
 
-    def arm(self, replica: Replica, roots: list[Tensor]) -> None:
-        """Have a reducer wait for the gradients of the next backward, from these roots."""
+    def arm(self, replica: Replica) -> None:
+        """Have a reducer wait for the gradients of the next backward."""
         # now and then ranks agree upon the buckets
         with torch.enable_grad(), told_by_launcher(self.group):
-            if replica.forwarded:
-                torch_internals.arm(replica.reducer)
-            else:
-                replica.reducer.forward(*roots)  # past hooks of the script's for all modules
-                replica.forwarded = True
+            torch_internals.arm(replica.reducer)
 
     def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
         group = self.group
         with told_by_launcher(group):
             made = torch_internals.replica_of(Anchor(leaves), group.pg)
         if group.gradient_memory is not None and leaves[0].is_cpu:
-            # torch reads a hook's annotations, and takes no texts: a lambda has none
+            # torch checks the annotations of a hook, and a lambda has none
             made.register_comm_hook(group, lambda group, bucket: averaged(group, bucket.buffer()))
         return made
 
     def _held(self) -> int:
-        """Count bytes of accelerators' memory that reducers hold, beyond the one used last."""
+        """Count the bytes of accelerator memory of all reducers but the one used last."""
         sizes = [
             x.nbytes
             for replica in [*self._kept.values()][:-1]
@@ -135,20 +118,18 @@ class Replicas:
         return sum(sizes)
 
     def drop(self, replica: Replica) -> None:
-        """Drop the reducer of a backward that raised: half-way, it refuses every later forward."""
+        """Drop the reducer of a backward that raised: it cannot be armed again."""
         self._kept.pop(replica.leaves.key, None)
 
     def compare(self, leaves: list[Tensor]) -> None:
-        """Compare leaves over ranks: equal, since all run the same script on the same values.
+        """Compare leaves over ranks; all ranks run the same script on the same values.
 
         Raises:
             Disagreement: They are not equal.
         """
         found = Fingerprint()
         found.add_each(leaves)
-        # accelerators add up in an order of their own: what is computed there differs in last bits
-        exact = all(leaf.device.type == "cpu" for leaf in leaves)
-        found.compare(self.group, exact=exact or torch.are_deterministic_algorithms_enabled())
+        found.compare(self.group)
 
     def average(self, leaves: Iterable[Tensor], differentiable: Any = None) -> None:
         """Average the `.grad` of leaves that no reducer covers, at once."""
@@ -175,11 +156,9 @@ class Replicas:
         grad = grad.coalesce()
         counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten()
         sizes = ShardSizes(self.view, tuple(counts.tolist()))
-        indices, values = (
-            all_gather_rows(grad.indices(), sizes, 1),
-            all_gather_rows(grad.values(), sizes, 0),
-        )
-        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns in any case
+        indices = all_gather_rows(grad.indices(), sizes, 1)
+        values = all_gather_rows(grad.values(), sizes, 0)
+        # `torch.sparse_coo_tensor` of torch 2.11 always warns
         mean: Tensor = torch_internals.sparse_of_parts(
             *(grad.sparse_dim(), grad.dense_dim(), grad.shape),
             *(indices, values / self.group.size),
@@ -191,10 +170,10 @@ class Replicas:
 
 
 def averaged(group: Group, bucket: Tensor) -> Future[Tensor]:
-    """Average a bucket of gradients in place, by the memory of the node; the backward waits."""
+    """Average a bucket of gradients in place, through the shared memory of the node."""
     memory, position = group.gradient_memory, group.position
     assert memory is not None
-    with position.at(COLLECTIVE, position.now[1]):  # here it does wait, see `Position`
+    with position.at(COLLECTIVE, position.now[1]):  # counted as waiting, see `Position`
         memory.all_reduce(bucket, SUM, share=group.size)
     done: Future[Tensor] = Future()
     done.set_result(bucket)

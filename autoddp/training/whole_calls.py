@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
-from autoddp.torch_internals import plain_tensors
-from autoddp.view import Partial, ShardedTensor, full
+from autoddp.training.compiled import CompiledCall
+from autoddp.training.local_graph import Operators
+from autoddp.view import Partial, ShardedTensor
+from autoddp.view.dispatch import call_on_whole
 
 if TYPE_CHECKING:
     from weakref import WeakKeyDictionary
 
-    from autoddp.training.compiled import CompiledCall, Compiler
     from autoddp.view.state import View
 
 FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
@@ -26,15 +27,15 @@ TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "
 
 
 class WholeCalls(Feature):
-    """Patches of what asks no tensor's class: whole tensors go in, and modules are plain inside."""
+    """Patches of functions that ignore `__torch_function__`: they get whole tensors."""
 
     view: View
-    compiler: Compiler
+    operators: Operators
     calls: WeakKeyDictionary[nn.Module, CompiledCall]  # of compiled modules
 
     @patch("torch:compile", why="a graph is compiled for the rows of each rank")
     def compile(self, call: Call) -> Any:
-        """Note how a module is to be compiled, which it is when it is called."""
+        """Keep the arguments; a module is compiled when it is called."""
         given = dict(call.kwargs)
         model = call.args[0] if call.args else given.pop("model", None)
         if given.get("disable"):
@@ -44,16 +45,15 @@ class WholeCalls(Feature):
         return self._compiled(call.wrapped, model, given)
 
     def _compiled(self, plain: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
+        found = CompiledCall(self.view, self.operators, model, given)
         if isinstance(model, nn.Module):
             made = plain(model, **given)
-            self.calls[made] = self.compiler.compiled(model, type(model).__name__, given)
+            self.calls[made] = found
             return made
         owner = getattr(model, "__self__", None)
         if isinstance(owner, nn.Module) and model == owner._call_impl:  # module.compile()
-            self.calls[owner] = self.compiler.compiled(model, type(owner).__name__, given)
+            self.calls[owner] = found
             return plain(model, **given)
-        name = getattr(model, "__name__", type(model).__name__)
-        found = self.compiler.compiled(model, name, given)
 
         @functools.wraps(model)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -73,18 +73,27 @@ class WholeCalls(Feature):
     @patch(
         *("torch.func:vjp", "torch.func:jvp", "torch.func:functional_call"),
         *("torch.jit:trace", "torch.jit:trace_module", "torch.jit:_get_trace_graph"),
-        *("torch.export:export", "torch.onnx:export"),
-        why="weights that are no leaves, and graphs of an example: of whole tensors, on every rank",
+        *("torch.jit:ScriptFunction.__call__", "torch.export:export", "torch.onnx:export"),
+        *("torch.utils.dlpack:to_dlpack", "torch:to_dlpack"),
+        why=f"weights that are no leaves, graphs of an example, scripted functions, DLPack: {FULL}",
     )
     def call_whole(self, call: Call) -> Any:
-        """Call the function with whole tensors, and with modules plain inside."""
-        args, kwargs = _gathered((call.args, call.kwargs))
+        """Call the function with whole tensors."""
+        return self.on_whole(call.wrapped, call.args, call.kwargs)
+
+    def on_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `function` with whole tensors, and with modules plain inside.
+
+        What it writes into the tensors is copied to the local rows.
+        """
         with self.view.context.within(Code.PLAIN):
-            return call.wrapped(*args, **kwargs)
+            if holds_parts(args, kwargs):
+                return call_on_whole(function, args, kwargs)
+            return function(*args, **kwargs)
 
     @patch(
         "torch.nn.functional:l1_loss",
-        why="its weight is lost where a tensor's class is asked, as torch does not hand it on",
+        why="torch does not pass its weight on to `__torch_function__`",
         hot=True,
     )
     def l1_loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,11 +109,11 @@ class WholeCalls(Feature):
 
     @patch(
         "torch.overrides:has_torch_function",
-        why="who asks it takes another way where it says yes, with other numbers at padded places",
+        why="code that asks it takes another path for subclasses, with other numbers at padding",
         hot=True,
     )
     def has_torch_function(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Replace it by a function that says of a batch held by rows what it says of a tensor."""
+        """Replace it by a function that treats a sharded batch as a plain tensor."""
 
         @stands_for(plain)
         def has_torch_function(relevant_args: Any, /) -> bool:
@@ -114,17 +123,16 @@ class WholeCalls(Feature):
         return has_torch_function
 
 
+def holds_parts(args: Any, kwargs: Any) -> bool:
+    """Return whether an argument is, or contains, a sharded tensor or a partial sum."""
+    return any(isinstance(x, (ShardedTensor, Partial)) for x in tree_leaves((args, kwargs)))
+
+
 def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function` to be called with whole tensors."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        whole_args, whole_kwargs = _gathered((args, kwargs))
-        return function(*whole_args, **whole_kwargs)
+        return call_on_whole(function, args, kwargs)
 
     return call
-
-
-def _gathered(args: Any) -> Any:
-    with plain_tensors():
-        return tree_map_only((ShardedTensor, Partial), full, args)

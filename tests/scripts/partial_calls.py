@@ -34,7 +34,8 @@ for epoch in range(2):
         optimizer.step()
         print(loss.item(), z.std().item(), F.linear(x, model.decoder.weight.t()).mean().item())
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-wrapped = nn.DataParallel(nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4))).to(device)
+ids = list(range(torch.cuda.device_count()))
+wrapped = nn.DataParallel(nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4)), device_ids=ids or None).to(device)
 optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
 for (x,) in loader:
     x = x.to(device)

@@ -10,12 +10,11 @@ from torch.nn import functional as F
 from autoddp.errors import BadInput, Disagreement
 from autoddp.options import Options
 from tests.support.cli import fork_cli
-from tests.support.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, train, weights
+from tests.support.training import assert_same, batches, mlp, on_ranks, sgd, train, weights
 
 pytestmark = pytest.mark.slow
 
 RANKS = 2
-script = Scripts()
 
 
 def local(every):
@@ -56,29 +55,14 @@ def average(models):
                 p.copy_(mean)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return on_ranks(lambda: by_hand(2), 1)[0]
+def test_every_second_step_and_at_the_end_of_a_loader():
+    def script(run):
+        model = mlp()
+        train(model, batches(20, 4), 2, sgd(model, momentum=0.9))
+        return weights(model)
 
-
-@pytest.fixture(scope="module")
-def every_second():
-    """By name, what the functions below give on each rank."""
-    return {
-        name: [rank.value for rank in ranks]
-        for name, ranks in script.run(RANKS, **local("2")).items()
-    }
-
-
-@script
-def plain():
-    model = mlp()
-    train(model, batches(20, 4), 2, sgd(model, momentum=0.9))
-    return weights(model)
-
-
-def test_every_second_step_and_at_the_end_of_a_loader(alone, every_second):
-    for found in every_second["plain"]:
+    (alone,) = on_ranks(lambda: by_hand(2), 1)
+    for found in on_ranks(script, RANKS, **local("2")):
         assert_same(alone, found, 1e-12)
 
 

@@ -39,9 +39,10 @@ def said(act):
     return ""
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("by", [0.0, 1e-9, 1e-2])
-def test_rounding_is_forgiven_unless_all_is_to_be_exact(by, exact):
+@pytest.mark.parametrize(
+    ("by", "exact", "differs"), [(1e-9, False, False), (1e-9, True, True), (1e-2, False, True)]
+)
+def test_rounding_is_forgiven_unless_all_is_to_be_exact(by, exact, differs):
     def rank(group):
         found = Fingerprint()
         found.add("a", [torch.ones(3), torch.zeros(0)])
@@ -50,7 +51,6 @@ def test_rounding_is_forgiven_unless_all_is_to_be_exact(by, exact):
 
     zero, one, two = run_ranks(rank, 3)
     assert zero == one == two
-    differs = by > 1e-5 or (exact and by > 0)
     assert (
         zero.startswith("train.py:1: b is not the same on all ranks (rank 0 has 0, 2 without signs")
         == differs

@@ -162,7 +162,7 @@ def seen():
 @TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_gradients_are_those_of_one_process(seen, name, nproc):
-    assert_as_alone(seen[1][name][0], seen[nproc][name], 1e-8 if "closure" in name else 1e-9)
+    assert_as_alone(seen[1][name][0], seen[nproc][name])
 
 
 def test_a_backward_behind_our_back_is_caught_at_the_step():

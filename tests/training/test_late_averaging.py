@@ -311,7 +311,7 @@ def seen():
 @TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_numbers_are_those_of_one_process(seen, name, nproc):
-    assert_as_alone(seen[1][name][0], seen[nproc][name], 1e-7 if "closure" in name else 1e-9)
+    assert_as_alone(seen[1][name][0], seen[nproc][name])
 
 
 # ---- the end, and where ranks are apart

@@ -90,16 +90,7 @@ def test_modules_compute_what_one_process_computes(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])
 
 
-LOCAL = [
-    "row_wise",
-    "training_and_evaluation",
-    "batches_cut_by_hand",
-    "checkpoint_inside",
-    "reentrant_checkpoint_inside",
-]
-
-
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", script)
 def test_what_couples_no_rows_gathers_nothing(seen, name):
     found = seen[2][name][0].decisions
     assert "gather" not in found, found
