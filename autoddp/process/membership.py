@@ -1,4 +1,4 @@
-"""A rank among the others: it meets them, compares what they run, and opens its session."""
+"""A rank among the others: it joins them, and opens its session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.process import report_file
-from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
 from autoddp.process.joining import join
 from autoddp.process.script import Script
@@ -28,14 +27,6 @@ class Member:
     run: Run
     ran: Sequence[str] = ()
     code: int | None = None
-
-
-def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
-    """Return the line printed at the start: number of ranks, backend with its reason, and view."""
-    return (
-        f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}, {chosen.backend} ({chosen.why}), "
-        f"{view} view"
-    )
 
 
 @contextmanager
@@ -67,7 +58,10 @@ def member(
             keep_to_libraries(HERE.given, name)
     HERE.world = world
     nodes = world.nodes(hidden)
-    report.say(greeting(world.world_size, nodes, options.view, chosen))
+    report.say(
+        f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
+        f"{chosen.backend} ({chosen.why}), {options.view} view"
+    )
     with session(world, options, group, report) as run:
         mine = Member(run, tuple(sys.argv))
         yield mine
