@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
+from autoddp.comm.control_plane import Channel
 from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
@@ -87,9 +87,9 @@ def join(
         compare([facts for _, facts in ranks], "rank" if apart else "node")
         return asdict(decide(given, [place for place, _ in ranks], options.backend))
 
-    def backend(over: Store) -> tuple[str, torch.device | None]:
+    def backend(channel: Channel) -> tuple[str, torch.device | None]:
         nonlocal chosen
-        chosen = Choice(**agree(over, world, (place_of(world, given), facts), decision))
+        chosen = Choice(**agree(channel.meetings, (place_of(world, given), facts), decision))
         alone = chosen.backend != "gloo" and given.each == 1
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if alone else None
 

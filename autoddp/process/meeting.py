@@ -13,13 +13,12 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
 from autoddp import __version__
+from autoddp.comm.line import Lines
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
@@ -32,33 +31,27 @@ APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
     *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
-LAST = 5.0  # seconds that rank 0 leaves to the others to read why it refuses
 Facts = dict[str, str]
 
 
-def agree(store: Store, world: World, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """Send `mine` to rank 0, and return what rank 0 decides from what all have sent.
+def agree(lines: Lines, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
+    """Send `mine` to rank 0, and return what rank 0 decides from what all ranks have sent.
 
     Raises:
         BadInput: Rank 0 refuses; raised on all ranks.
     """
-    store.set(f"sent/{world.rank}", json.dumps(mine))
-    if world.rank == 0:
-        sent = [json.loads(store.get(f"sent/{rank}")) for rank in range(world.world_size)]
+    if 0 in lines:
+        lines.send(json.dumps(mine).encode())
+        answer = lines[0].read()
+    else:
+        sent = [mine, *(json.loads(lines[rank].read()) for rank in sorted(lines))]
         try:
-            answer = [decide(sent), ""]
+            answer = json.dumps([decide(sent), ""]).encode()
         except BadInput as error:
-            answer = [None, str(error)]
-        store.set("decided", json.dumps(answer))
-    decided, refused = json.loads(store.get("decided"))
+            answer = json.dumps([None, str(error)]).encode()
+        lines.send(answer)
+    decided, refused = json.loads(answer)
     if refused:
-        store.add("read", 1)
-        deadline = monotonic() + LAST
-        # the store may end with rank 0
-        while world.rank == 0 and store.add("read", 0) < world.world_size:
-            if monotonic() > deadline:
-                break
-            sleep(0.02)
         raise BadInput(refused)
     return decided
 
