@@ -30,11 +30,11 @@ from autoddp.torch_internals import plain_tensors
 
 TIMEOUT = timedelta(minutes=30)
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
-Choose = Callable[[Store], tuple[str, torch.device | None]]
+Choose = Callable[[Channel], tuple[str, torch.device | None]]
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
-def _gloo(store: Store) -> tuple[str, None]:
+def _gloo(channel: Channel) -> tuple[str, None]:
     return "gloo", None
 
 
@@ -110,7 +110,7 @@ class Group(Rpc):
         """
         apart = torch_internals.prefixed("effects", store)
         channel = Channel.between(world, apart, Patience(TIMEOUT.total_seconds(), say))
-        backend, device = choose(store)
+        backend, device = choose(channel)
         native = backend != "gloo"
         with torch_internals.quiet_gloo():
             dist.init_process_group(

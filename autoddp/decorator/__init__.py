@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
 from autoddp.comm.place import HERE
-from autoddp.comm.world import World
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.launch import launched, schedulers
@@ -92,10 +91,11 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
     options = schedulers.settle(os.environ, options)
-    ranks = World.read(os.environ).world_size if launched(os.environ) else count(options)
+    world = launched(os.environ)
+    ranks = world.world_size if world else count(options)
     if ranks == 1:
         return wrapped(*args, **kwargs)
-    if launched(os.environ) or options.nnodes > 1:
+    if world or options.nnodes > 1:
         raise BadInput(
             "@distributed starts ranks by itself, but another launcher has started several "
             "processes, and each has run the script up to here; have it start autoddp run, as in "

@@ -39,13 +39,12 @@ def run(script: Script, options: Options) -> int:
         BadInput: The options cannot be met; nothing was started.
     """
     options = schedulers.settle(os.environ, options)
-    joins = launched(os.environ)
+    world = launched(os.environ)
     script.find()
     check(options)
     facts = SourceFacts() if options.own_ddp == "no" else script.read()
     own = own_ddp.of(facts, options.own_ddp)
-    if joins:
-        world = World.read(os.environ)
+    if world is not None:
         import_torch(several=world.local_world_size < world.world_size)
         from autoddp.process import worker
 
@@ -59,16 +58,14 @@ def run(script: Script, options: Options) -> int:
     return start(script, ready, own)
 
 
-def launched(environ: Mapping[str, str]) -> bool:
-    """Return whether another launcher has started this process as one of its ranks.
+def launched(environ: Mapping[str, str]) -> World | None:
+    """Return the place of this process among another launcher's ranks; None if it is none of them.
 
     Raises:
         BadInput: Some of its variables are there, but not all.
     """
-    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environ):
-        return False
-    World.read(environ)
-    return True
+    started = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environ)
+    return World.read(environ) if started else None
 
 
 def prepare(options: Options) -> Options:

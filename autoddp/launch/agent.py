@@ -24,7 +24,7 @@ from autoddp.launch.failure import Failure, say, words
 from autoddp.launch.node_agent import JobOver, NodeAgent
 from autoddp.launch.rendezvous import FixedNodes
 from autoddp.process import streams, worker
-from autoddp.process.launcher_signals import LauncherSignals, Signalled
+from autoddp.process.launcher_signals import LauncherSignals
 from autoddp.process.script import INTERRUPTED
 from autoddp.process.worker import Job
 from autoddp.report import PREFIX
@@ -58,8 +58,9 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
         if not attempt:
             job.logs.make()
             signals.listen()
+        elif signals.ending is not None:
+            raise JobOver
         else:
-            signals.check()
             signals.restart()
             # a rank that was killed may hold the lock of the old one
             parent.gate = get_context("fork").Barrier(signals.ranks)
@@ -72,7 +73,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     # multiprocessing would close a child's stdin, and finds none to close
     sys.stdin = None
     signals.wait()
-    logging.disable(logging.CRITICAL)  # the agent's own words; the failure is told by us
+    logging.disable(logging.CRITICAL)  # of torch's agent: autoddp prints the failure
     # the handlers are ours, see `signals`: torch's end the job at once
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
@@ -80,8 +81,6 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
         with suppress(JobOver), torch_internals.agent_hands_signals_to(signals.pass_on):
             agent.run()
         agent.settle()
-    except Signalled:
-        return Failure(0, 0, 1)
     finally:
         logging.disable(parent.logging)
         sys.stdin = parent.stdin
@@ -118,7 +117,7 @@ def enter(parent: ParentState) -> None:
         print(f"{PREFIX} {error}", file=sys.stderr)
         code = 2 if isinstance(error, BadInput) else 1
     except BaseException:
-        traceback.print_exc()  # a fault of ours, or the network's; the agent's words are off
+        traceback.print_exc()  # a fault of ours, or the network's; the agent prints nothing
         code = 1
     parent.signals.ended(local_rank, code)
     if code:

@@ -1,4 +1,4 @@
-"""What a launcher says: lines of its own, and the first rank, or node, that failed."""
+"""The lines that a launcher prints: its own, and the first rank, or node, that failed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Failure:
 def words(failure: Failure, logs: Logs) -> str:
     """Describe who failed, with the end of its log or the node where that is.
 
-    Where autoddp refused what a node was given, its line says all.
+    Where autoddp refused the input of a node, its own line is enough.
     """
     if failure.lost:
         return f"{PREFIX} {failure.where} is lost: {failure.lost}"
@@ -62,6 +62,6 @@ def words(failure: Failure, logs: Logs) -> str:
 
 
 def say(options: Options, text: str) -> None:
-    """Print a line of the launcher's own, unless --quiet."""
+    """Print a line of the launcher, unless --quiet."""
     if not options.quiet:
         print(f"{PREFIX} {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Torch's elastic agent for the ranks of this node; tells who failed first, on all nodes.
+"""Torch's elastic agent for the ranks of this node; it finds who failed first, on all nodes.
 
 It overrides what torch documents for whoever extends its agent.
 """
@@ -29,7 +29,7 @@ FAILED = RunResult(WorkerState.FAILED)
 
 
 class JobOver(Exception):
-    """The end of a job that is not run again, whatever `--max-restarts` says."""
+    """The end of a job that is not run again, whatever `--max-restarts` is."""
 
 
 class NoLogs(DefaultLogsSpecs):
@@ -80,7 +80,7 @@ class NodeAgent(LocalElasticAgent):
             )
 
     def settle(self) -> None:
-        """Let all nodes know the first failure, which counts on all that were not refused alike."""
+        """Take over the first failure of any node, unless this node refused its own input."""
         if self.nodes is not None:
             self.nodes.rest()
             if self.failure is None or self.failure.code != BAD_INPUT:
@@ -117,7 +117,7 @@ class NodeAgent(LocalElasticAgent):
         return result
 
     def _own(self, worker_group: WorkerGroup) -> RunResult:
-        """Return how the ranks of this node do, and tell the other nodes of a failure."""
+        """Return the state of the ranks of this node, and report a failure to the other nodes."""
         codes = exit_codes(self._pids)
         failed = [(local_rank, code) for local_rank, code in codes.items() if code]
         if failed:
@@ -130,7 +130,7 @@ class NodeAgent(LocalElasticAgent):
         if result.failures and not failed:  # since we have looked
             rank, one = min(result.failures.items(), key=lambda one: one[1].exitcode >= 0)
             self._note(Failure(rank, one.local_rank, one.exitcode))
-        # some ended by `os._exit(0)`, which gives torch no word of it
+        # some ended by `os._exit(0)`, which gives torch no return value
         ranks = range(self.signals.ranks)
         early = codes and all(n in codes or self.signals.code_of(n) == 0 for n in ranks)
         if early and result.state == WorkerState.HEALTHY:
@@ -151,7 +151,7 @@ class NodeAgent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Do nothing: the ranks of all nodes have ended, see `_monitor_workers`.
 
-        The lines between launchers tell when a node is lost; torch's store does not.
+        `NodeLinks` finds out when a node is lost; torch's store does not.
         """
 
 
@@ -162,7 +162,7 @@ def exit_codes(pids: dict[int, int]) -> dict[int, int]:
         try:
             end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            found[local_rank] = 0  # torch has waited for it, and says by itself if it failed
+            found[local_rank] = 0  # torch has waited for it, and reports its failure
             continue
         if end is not None:
             found[local_rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status

@@ -1,7 +1,7 @@
-"""What the launchers of a job's nodes tell each other by node 0's store: who failed, who is lost.
+"""What the launchers of a job exchange by node 0's store: which rank failed, which node is lost.
 
-A thread has a connection of its own, so that a store which does not answer keeps nobody; it rests
-while ranks are forked.
+A thread has a connection of its own, so that a store that does not answer blocks nobody else. It
+does not run while ranks are forked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoddp.launch.rendezvous import MEETING
 
 BEAT = 0.05  # seconds between two looks at the store
 SIGN = 1.0  # seconds between two signs of life, at most
-LATER = 0.3  # seconds until an exit code is told: a rank that was killed comes first
+LATER = 0.3  # seconds until an exit code is reported: a rank that was killed comes first
 LIMIT = 30.0  # seconds without one, where --hang-timeout gives none
 SHARE = 0.8  # of --hang-timeout: a lost node is named before the ranks seem to hang
 LAST = 5.0  # seconds that node 0 leaves to the others to read why the job ends
@@ -40,7 +40,7 @@ class NodeLinks:
         self.over = False  # whether all nodes' ranks have ended well
         self._rests = threading.Event()
         self._here = time.monotonic()  # when the store last answered
-        self._mine: tuple[Failure, float] | None = None  # what is still to be told, and when
+        self._mine: tuple[Failure, float] | None = None  # what is still to be reported, and when
         self._through = False  # likewise
         self._told: tuple[Failure, float] | None = None
 
@@ -54,7 +54,7 @@ class NodeLinks:
         self._thread.start()
 
     def rest(self) -> None:
-        """End the thread, before ranks are forked and at the end; what is to be told it tells."""
+        """End the thread, before ranks are forked and at the end; it reports a failure first."""
         if self._thread is not None:
             self._rests.set()
             self._thread.join(self.limit)
@@ -62,8 +62,8 @@ class NodeLinks:
     def heard(self, patience: float) -> Failure | None:
         """Return a failure elsewhere, None if there is none.
 
-        One by an exit code is returned only after `patience` seconds, in which ranks here tell
-        theirs.
+        One by an exit code is returned only after `patience` seconds, in which ranks here may fail
+        by themselves.
         """
         hears = self._thread is not None and self._thread.is_alive()
         if self._told is None and hears and time.monotonic() - self._here > self.limit:
@@ -75,11 +75,11 @@ class NodeLinks:
         return None if plain and time.monotonic() - since < patience else failure
 
     def tell(self, failure: Failure) -> None:
-        """Tell the others that a rank here failed first."""
+        """Report to the others that a rank here failed first."""
         self._mine = failure, time.monotonic() + (0 if failure.killed else LATER)
 
     def done(self) -> None:
-        """Tell the others that all ranks here ended well; `over` is set once all nodes' have."""
+        """Report that all ranks here ended well; `over` is set once those of all nodes have."""
         self._through = True
 
     # ---- the thread
@@ -116,7 +116,7 @@ class NodeLinks:
                     self.tell(_lost(_words(tcp, node)))
 
     def _say(self, tcp: Store, news: Store) -> None:
-        """Tell what is to be told; the first failure counts."""
+        """Write what is to be reported; the first failure counts."""
         if self._mine is not None and time.monotonic() >= self._mine[1]:
             (failure, _), self._mine = self._mine, None
             told = vars(failure) | {"where": failure.where or _words(tcp, self.node)}
@@ -128,7 +128,7 @@ class NodeLinks:
                 news.set("over", "")
 
     def _end(self, news: Store) -> None:
-        """Take the news; node 0, which has the store, waits until the others have it, too."""
+        """Read the news; node 0, which has the store, waits until the others have read it, too."""
         if not news.check(["failed"]):
             self.over = True
         else:

@@ -53,7 +53,7 @@ class FixedNodes(RendezvousHandler):
         self._store: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other nodes; return at once where ranks start again, as all are there."""
+        """Wait for the other nodes; return at once where ranks start again, as all are there."""
         if self._store is None and self.count == 1:
             self._store = torch_internals.store_behind(listen(self.port))
             self.host, self.port = HOST, self._store.port
@@ -98,7 +98,7 @@ class FixedNodes(RendezvousHandler):
                 f"{self.port} is {held} already; give each node its own number"
             )
 
-    # ---- what torch asks of a rendezvous; launchers tell each other of the end, see `NodeLinks`
+    # ---- what torch asks of a rendezvous; `NodeLinks` reports the end of the job to all nodes
 
     def get_backend(self) -> str:
         return NAME

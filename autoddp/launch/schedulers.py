@@ -1,4 +1,4 @@
-"""SLURM, Open MPI and Kubernetes: what they tell of this process, in torchrun's words.
+"""The variables of SLURM, Open MPI and Kubernetes, translated to those of torchrun.
 
 A scheduler's process is one rank, which joins as it is, or starts the ranks of its node: the latter
 if each node has one process, and --nproc asks for more ranks or there are several GPUs.
@@ -32,8 +32,8 @@ class SchedulerTask:
 
     Attributes:
         by: The command or system that started it.
-        said: The variables that say so, for messages.
-        local_sizes: The number of them on each node, as far as that is told; else on this one.
+        said: The variables that it set, for messages.
+        local_sizes: The number of them on each node, if known; else on this one.
         address: The address of rank 0's node.
         port: A port that is free there, as far as the scheduler keeps jobs apart.
     """
@@ -56,10 +56,10 @@ class SchedulerTask:
 
 
 def settle(environ: MutableMapping[str, str], options: Options) -> Options:
-    """Have `environ` tell this process's rank as torchrun would, or the options its node.
+    """Set torchrun's variables in `environ` for a rank, or the options for a launcher of a node.
 
     Raises:
-        BadInput: The scheduler's words lack a part, or contradict another launcher or the options.
+        BadInput: A variable is missing, or contradicts another launcher or the options.
     """
     task = find(environ)
     if task is not None and task.by == CLUSTER:
@@ -85,7 +85,7 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
 
 
 def find(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """Return what the innermost scheduler says; None where none started this process.
+    """Return the task of the innermost scheduler; None where none started this process.
 
     If mpirun started ranks within a step of SLURM's that has several tasks, raise BadInput.
     """
@@ -100,8 +100,8 @@ def find(environ: Mapping[str, str]) -> SchedulerTask | None:
 
 def _node(task: SchedulerTask, options: Options) -> Options:
     """Return the options with which this process is the launcher of its node."""
-    told = options.node_rank not in (None, task.node)
-    if options.nnodes not in (1, task.nodes) or (options.nnodes > 1 and told):
+    other = options.node_rank not in (None, task.node)
+    if options.nnodes not in (1, task.nodes) or (options.nnodes > 1 and other):
         rank = "" if options.node_rank is None else f" and --node-rank {options.node_rank}"
         raise BadInput(
             f"--nnodes is {options.nnodes}{rank}, but {task.by} says "
@@ -195,12 +195,10 @@ def resolved(name: str) -> str:
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        asked, told = ("scontrol", "-o", "show", "node", name), ""
+        ask, answer = ["scontrol", "-o", "show", "node", name], ""
         with suppress(OSError, subprocess.TimeoutExpired):  # it may not be there
-            told = subprocess.run(
-                asked, capture_output=True, text=True, timeout=20, check=False
-            ).stdout
-        found = re.search(r"\bNodeAddr=(\S+)", told)
+            answer = subprocess.run(ask, capture_output=True, text=True, timeout=20).stdout
+        found = re.search(r"\bNodeAddr=(\S+)", answer)
         if found is None:
             raise BadInput(
                 f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
@@ -255,7 +253,7 @@ def _head(environ: Mapping[str, str]) -> str | None:
 
 
 def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """Read a pod of a PyTorchJob: RANK is the pod's, and says nothing of ranks within it."""
+    """Read a pod of a PyTorchJob: RANK is the number of the pod, not of a rank within it."""
     there = set(POD) <= set(environ)
     if not there or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
         return None

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
 from autoddp.errors import BadInput
@@ -33,40 +33,34 @@ OWN = "native"  # value of --backend: the accelerator's own backend, by whatever
 
 
 @dataclass(frozen=True)
-class There:
-    """The accelerators that this process may compute on.
+class Devices:
+    """The accelerators of this node's ranks.
 
     Attributes:
-        kind: torch's word for them; empty: there are none.
+        kind: torch's word for them; empty: there are none, and ranks compute on CPUs.
         names: Names of the devices, as the variable that shows them takes them.
         backend: Name of their own backend; empty: they have none.
+        each: Number of devices of each rank.
+        why: Reason, for the user, why there are none.
     """
 
     kind: str = ""
     names: tuple[str, ...] = ()
     backend: str = ""
+    each: int = 1
+    why: str = "no GPU here"
 
     @property
-    def words(self) -> str:
-        return words(self.kind, len(self.names))
+    def of_a_rank(self) -> str:
+        """Return in words what each rank computes on."""
+        if not self.names:
+            return f"CPUs ({self.why})"
+        return f"{words(self.kind, self.each)} ({self.backend or 'gloo'})"
 
-
-@dataclass(frozen=True)
-class Devices:
-    """The devices of this node's ranks and their backend, as far as the node alone can know them.
-
-    Attributes:
-        kind: torch's word for the accelerator; empty: CPUs.
-        backend: Name of the accelerator's own backend; empty: gloo.
-        why: Reason, for the user, where there is no accelerator.
-        visible: Names of each local rank's devices, as the variable that shows them takes them;
-            an empty tuple: leave that variable alone.
-    """
-
-    kind: str = ""
-    backend: str = ""
-    why: str = "no GPU here"
-    visible: tuple[str, ...] = ()
+    def of(self, local_rank: int) -> str:
+        """Return the names of a rank's devices; ranks share them where there are too few."""
+        first, count = local_rank * self.each, len(self.names)
+        return ",".join(self.names[(first + k) % count] for k in range(self.each))
 
 
 def words(kind: str, count: int) -> str:
@@ -85,14 +79,14 @@ def variable(kind: str, environ: Mapping[str, str]) -> str:
     return VARIABLES.get(kind, f"{kind.upper()}_VISIBLE_DEVICES")
 
 
-def there(environ: Mapping[str, str]) -> There:
+def there(environ: Mapping[str, str]) -> Devices:
     """Ask the driver, or else a short-lived child process, which accelerators torch would find."""
     if next(iter(entry_points(group="torch.backends")), None) is None:
         found = count()
         if found:
-            return There("cuda", tuple(visible(environ, found)), "nccl")
+            return Devices("cuda", tuple(visible(environ, found)), "nccl")
         if not any(map(os.path.exists, NODES)) and sys.platform != "darwin":
-            return There()
+            return Devices()
     return _asked(environ)
 
 
@@ -128,7 +122,7 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
     return names if len(set(names)) == len(names) else []
 
 
-def _asked(environ: Mapping[str, str]) -> There:
+def _asked(environ: Mapping[str, str]) -> Devices:
     """Have a child count the devices: it may touch them, after which no rank could be forked."""
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
         child = [sys.executable, BOOT, __name__]
@@ -137,8 +131,8 @@ def _asked(environ: Mapping[str, str]) -> There:
         given = environ.get(variable(kind, environ), "").split(",") if number else []
         named = [name.strip() for name in given if name.strip()]
         names = named[:number] if len(named) >= number else [str(index) for index in range(number)]
-        return There(kind, tuple(names), backend)
-    return There()
+        return Devices(kind, tuple(names), backend)
+    return Devices()
 
 
 def main() -> None:
@@ -160,7 +154,7 @@ def main() -> None:
     print(json.dumps([kind.type, number, "" if backend == "gloo" else str(backend)]))
 
 
-def share(found: There, ranks: int, wanted: str, each: int = 1, own: bool = False) -> Devices:
+def share(found: Devices, ranks: int, wanted: str, each: int = 1, own: bool = False) -> Devices:
     """Give each of the node's ranks its device, or `each` of them.
 
     Args:
@@ -174,7 +168,7 @@ def share(found: There, ranks: int, wanted: str, each: int = 1, own: bool = Fals
     Raises:
         BadInput: There are too few devices, or they do not talk by the backend that is asked for.
     """
-    names, shown = found.names, f"this machine shows {found.words}"
+    names, shown = found.names, f"this machine shows {words(found.kind, len(found.names))}"
     enough = len(names) >= ranks * each or (own and len(names) >= each)
     if each > 1 and not enough:
         raise BadInput(
@@ -188,10 +182,4 @@ def share(found: There, ranks: int, wanted: str, each: int = 1, own: bool = Fals
             f"--backend is {wanted}, which needs a device of its own for each of {ranks} ranks, "
             f"but {shown}{by}; use --backend gloo"
         )
-    if not names:
-        return Devices()
-    given = tuple(
-        ",".join(names[(rank * each + k) % len(names)] for k in range(each))
-        for rank in range(ranks)
-    )
-    return Devices(found.kind, found.backend, "", given)
+    return replace(found, each=each)

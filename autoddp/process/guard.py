@@ -1,24 +1,15 @@
-"""What is said of a script that asks for ranks, or devices, which are not there."""
+"""The check that the ranks of a script with its own DDP have joined a process group."""
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.errors import BadInput
-from autoddp.process import devices
-from autoddp.process.devices import Devices
-from autoddp.report import Report
-
-# words of a driver's error about a device that is not there
-LACKING = re.compile("invalid device|device (ordinal|index|id)")
 
 
 @contextmanager
@@ -47,10 +38,3 @@ def check_joined(line: str, size: int) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def tell_devices(given: Devices, report: Report) -> None:
-    """Say how many devices a rank sees, if its script has asked for one that is not there."""
-    if LACKING.search(str(getattr(sys, "last_value", ""))):
-        seen = devices.words(given.kind, torch.accelerator.device_count())
-        report.say(f"this rank sees {seen}; --gpus-per-rank gives each rank several")

@@ -1,4 +1,4 @@
-"""The meeting of one rank with the others: its device, its backend, the interface that they use."""
+"""How one rank joins the others: its device, the backend, the network interface."""
 
 from __future__ import annotations
 
@@ -7,31 +7,28 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
+from autoddp.comm.control_plane import Channel
 from autoddp.comm.group import Group
-from autoddp.comm.patience import silent
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
-from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import devices, network
-from autoddp.process.backend import Choice, RankDevice, decide
-from autoddp.process.devices import Devices, There
-from autoddp.process.meeting import compare, facts_of, meet
+from autoddp.process.backend import Choice, decide
+from autoddp.process.devices import Devices
+from autoddp.process.meeting import agree, compare, facts_of
 from autoddp.process.script import Script
 
 
 def find_devices(ranks: int, options: Options) -> Devices:
     """Find the devices of this node's ranks."""
     built = torch_internals.accelerator() is not None
-    found = devices.there(os.environ) if built else There()
+    found = devices.there(os.environ) if built else Devices()
     own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
     if own and "SLURM_GPUS_PER_TASK" in os.environ:
         found = replace(found, names=found.names[: options.gpus_per_rank])
@@ -44,15 +41,14 @@ def take_device(world: World, given: Devices) -> None:
 
     A driver that was asked before still shows all devices: this rank's becomes the current one.
     """
-    if not given.visible:
+    if not given.names:
         return
-    mine = given.visible[world.local_rank]
-    give(HERE.given, devices.variable(given.kind, os.environ), mine)
+    give(HERE.given, devices.variable(given.kind, os.environ), given.of(world.local_rank))
     begin = getattr(torch.get_device_module(given.kind), "init", None)
     if begin is not None:
         begin()
     several = torch.accelerator.device_count()
-    if several > mine.count(",") + 1:
+    if several > given.each:
         torch.accelerator.set_device_index(world.local_rank % several)
 
 
@@ -63,9 +59,9 @@ def join(
     script: Script | None,
     apart: bool,
     attempt: str,
-    say: Callable[[str], None] = silent,
+    say: Callable[[str], None],
 ) -> tuple[Group, Choice]:
-    """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
+    """Join the other ranks of this attempt, without a trace that the script could see.
 
     Args:
         world: Place of this rank.
@@ -74,76 +70,43 @@ def join(
         script: What is about to run; None where that is no file.
         apart: Whether another launcher has started each rank.
         attempt: How often the job has been started before.
-        say: Tells the user of a long wait.
+        say: Prints a line about a long wait.
 
     Raises:
-        BadInput: Something else listens on rank 0's port, nodes differ, or the ranks cannot talk as
-            is asked.
+        BadInput: Another process listens on rank 0's port, the nodes differ, or the ranks cannot
+            use the backend that the user asked for.
     """
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
     chosen = Choice()
-    mine, facts = rank_device(world, given), facts_of(world, script, options, apart)
+    facts = facts_of(world, script, options, apart)
     if facts is not None:
-        facts["what a rank computes on"] = mine.words
+        facts["what a rank computes on"] = given.of_a_rank
 
-    def backend(over: Store) -> tuple[str, torch.device | None]:
+    def decision(ranks: list[Any]) -> dict[str, Any]:
+        compare([facts for _, facts in ranks], "rank" if apart else "node")
+        return asdict(decide(given, [place for place, _ in ranks], options.backend))
+
+    def backend(channel: Channel) -> tuple[str, torch.device | None]:
         nonlocal chosen
-        act = partial(decision, options.backend, "rank" if apart else "node")
-        chosen = Choice(**meet(over, world, (asdict(mine), facts), act))
-        return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
+        chosen = Choice(**agree(channel.meetings, (place_of(world, given), facts), decision))
+        alone = chosen.backend != "gloo" and given.each == 1
+        return chosen.backend, accelerator.at(torch.device(chosen.kind)) if alone else None
 
-    group = Group.join(hosted(world), attempt, backend, say)
+    if world.rank == 0 and not world.agent_store:
+        network.check_free(world.master_port, "MASTER_PORT")
+    group = Group.join(world, attempt, backend, say)
     group.kind = chosen.kind
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
-    take_part_of_memory(chosen.part)
     return group, chosen
 
 
-def decision(wanted: str, kind: str, ranks: list[Any]) -> dict[str, Any]:
-    """Decide, on rank 0, by the device and the facts of each rank."""
-    compare([facts for _, facts in ranks], kind)
-    return asdict(decide([RankDevice(**device) for device, _ in ranks], wanted))
-
-
-def rank_device(world: World, given: Devices) -> RankDevice:
-    """Describe the device of this rank to rank 0."""
-    host = socket.gethostname()
-    if not given.visible:
-        return RankDevice(host, why=given.why)
-    mine = given.visible[world.local_rank]
-    each = mine.count(",") + 1
-    return RankDevice(host, accelerator.identity(mine), given.kind, given.backend, each)
-
-
-def take_part_of_memory(part: float) -> None:
-    """Leave the rest of a device to the ranks that share it."""
-    limit = getattr(torch.get_device_module(), "set_per_process_memory_fraction", None)
-    if part < 1 and limit is not None:
-        for device in accelerator.devices():
-            limit(part, device)
-
-
-def hosted(world: World) -> World:
-    """Let rank 0 use the store of its Ray Train worker, if that store listens on rank 0's port.
-
-    Raises:
-        BadInput: Something else listens there.
-    """
-    if world.rank or world.agent_store:
-        return world
-    try:
-        network.check_free(world.master_port)
-    except BadInput:
-        if "RAY_JOB_ID" in os.environ and network.has_store(world.master_addr, world.master_port):
-            return replace(world, agent_store=True)
-        raise BadInput(
-            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process "
-            "does; give the job a free port"
-        ) from None
-    return world
+def place_of(world: World, given: Devices) -> str:
+    """Return the name of this rank's device, which no other device of the job has; else empty."""
+    mine = accelerator.identity(given.of(world.local_rank)) if given.names else ""
+    return mine and f"{socket.gethostname()} {mine}"
 
 
 def set_interface(world: World) -> None:

@@ -1,9 +1,9 @@
 """Signals of a job: each one that reaches the launcher reaches each of its ranks, once.
 
 A terminal's Ctrl-C goes to the whole foreground group, `kill` to the launcher alone. So the node's
-first rank tells of the signals that it has had, through the descriptor that Python's own handler
-writes to (`signal.set_wakeup_fd`), and the launcher passes on to all what that rank has not had. A
-second Ctrl-C while the first is still being handled ends the job at once.
+first rank reports the signals that it has received, through the descriptor that Python's own
+handler writes to (`signal.set_wakeup_fd`), and the launcher passes on to all what that rank has not
+received. A second Ctrl-C while the first is still being handled ends the job at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ FORWARDED = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 )
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-SETTLE = 0.1  # seconds in which a rank that had the signal by itself has told of it
+SETTLE = 0.1  # seconds in which a rank that received the signal by itself reports it
 ALONE = 5.0  # seconds that the others have, at most, once rank 0 has ended after a signal
-STALE = 1.0  # seconds until a rank has told of a signal, unless two came as one
+STALE = 1.0  # seconds until a rank reports a signal, unless two arrive as one
 TICK = 0.05
 RUNNING = -1
-
-
-class Signalled(Exception):
-    """The end of a job by a signal: its ranks are not started again."""
 
 
 class LauncherSignals:
@@ -47,7 +43,7 @@ class LauncherSignals:
         self._interrupted = False
         self._found = {number: signal.getsignal(number) for number in FORWARDED}
         self._heard: Counter[int] = Counter()
-        self._passed_on: Counter[int] = Counter()  # which the first rank has not told of yet
+        self._passed_on: Counter[int] = Counter()  # which the first rank has not reported yet
         self._last = 0.0
         self._reading, self._writing = os.pipe()
         for end in (self._reading, self._writing):
@@ -73,15 +69,6 @@ class LauncherSignals:
                 ignored = handler is signal.SIG_IGN
                 signal.signal(number, handler if ignored else self.pass_on)
 
-    def check(self) -> None:
-        """Check, before the ranks start again, that they may.
-
-        Raises:
-            Signalled: A signal is to end the job.
-        """
-        if self.ending is not None:
-            raise Signalled
-
     def leave(self) -> None:
         """Put the launcher's own handlers back, as a rank does in its fork."""
         for number, handler in self._found.items():
@@ -94,14 +81,14 @@ class LauncherSignals:
         return None if code == RUNNING else code
 
     def restart(self) -> None:
-        """Forget what the ranks have told, as they start once more."""
+        """Forget what the ranks have reported, as they start once more."""
         self._codes[:] = [RUNNING] * self.ranks
         self._has_had(0)  # empties the pipe
         self._heard.clear()
         self._passed_on.clear()
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send the ranks a signal, unless the first has had it by itself, or it is ignored."""
+        """Send the ranks a signal, unless the first has received it by itself, or it is ignored."""
         if self._found[number] in (signal.SIG_IGN, None):
             return
         if os.getpid() != self.launcher:
@@ -123,14 +110,14 @@ class LauncherSignals:
             threading.Thread(target=self._see_to_the_end, daemon=True).start()
 
     def _has_had(self, number: int) -> bool:
-        """Return whether the first rank has told of a signal that it had by itself.
+        """Return whether the first rank has reported a signal that it received by itself.
 
         With `RETURNED` added: whether the script's own handler has returned, so that the script
         goes on, and may be signalled again.
         """
-        with contextlib.suppress(BlockingIOError):  # the rank has told of nothing new
+        with contextlib.suppress(BlockingIOError):  # the rank has reported nothing new
             self._heard.update(os.read(self._reading, 4096))
-        echo = self._heard & self._passed_on  # it also tells of the signals that it had from here
+        echo = self._heard & self._passed_on  # it also reports the signals that were sent from here
         self._heard -= echo
         self._passed_on -= echo
         if time.monotonic() - self._last > STALE:
@@ -162,7 +149,7 @@ class LauncherSignals:
         self.leave()
 
     def ended(self, local_rank: int, code: int) -> None:
-        """Tell the launcher that a rank's script has ended by itself, with this exit code."""
+        """Record for the launcher that a rank's script has ended by itself, with this exit code."""
         self._codes[local_rank] = code
 
 

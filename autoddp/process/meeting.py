@@ -1,4 +1,4 @@
-"""The meeting of a job's ranks over a store: they compare what they run, and rank 0 decides.
+"""What the ranks of a job agree on before they start: they compare what they run, rank 0 decides.
 
 Each node is started by its own command. If these differ, ranks would train with other options or
 scripts, and the error that ends the job later would blame the script.
@@ -13,13 +13,12 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
 from autoddp import __version__
+from autoddp.comm.line import Lines
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
@@ -32,33 +31,27 @@ APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
     *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
-LAST = 5.0  # seconds that rank 0 leaves to the others to read why it refuses
 Facts = dict[str, str]
 
 
-def meet(store: Store, world: World, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """Send `mine` to rank 0, and return what rank 0 decides from what all have sent.
+def agree(lines: Lines, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
+    """Send `mine` to rank 0, and return what rank 0 decides from what all ranks have sent.
 
     Raises:
         BadInput: Rank 0 refuses; raised on all ranks.
     """
-    store.set(f"said/{world.rank}", json.dumps(mine))
-    if world.rank == 0:
-        said = [json.loads(store.get(f"said/{rank}")) for rank in range(world.world_size)]
+    if 0 in lines:
+        lines.send(json.dumps(mine).encode())
+        answer = lines[0].read()
+    else:
+        sent = [mine, *(json.loads(lines[rank].read()) for rank in sorted(lines))]
         try:
-            answer = [decide(said), ""]
+            answer = json.dumps([decide(sent), ""]).encode()
         except BadInput as error:
-            answer = [None, str(error)]
-        store.set("decided", json.dumps(answer))
-    decided, refused = json.loads(store.get("decided"))
+            answer = json.dumps([None, str(error)]).encode()
+        lines.send(answer)
+    decided, refused = json.loads(answer)
     if refused:
-        store.add("heard", 1)
-        deadline = monotonic() + LAST
-        # the store may end with rank 0
-        while world.rank == 0 and store.add("heard", 0) < world.world_size:
-            if monotonic() > deadline:
-                break
-            sleep(0.02)
         raise BadInput(refused)
     return decided
 
@@ -85,22 +78,24 @@ def compare(found: Sequence[Facts | None], kind: str) -> None:
 
 
 def facts_of(world: World, script: Script | None, options: Options, apart: bool) -> Facts | None:
-    """Return what must be equal on all nodes; None if another rank sends it, or there is one node.
-
-    The ranks of autoddp's own launcher are forks of one process, so the first one sends the facts.
-    Ranks that another launcher has started `apart` are compared one by one.
-    """
-    alone = world.world_size == (1 if apart else world.local_world_size)
-    return None if alone or (world.local_rank and not apart) else facts(script, options)
-
-
-def facts(script: Script | None, options: Options) -> Facts:
     """Return what must be equal on all nodes, by its name in messages.
 
+    The ranks of autoddp's own launcher are forks of one process, so the first one sends the facts.
+    Ranks that another launcher has started are compared one by one.
+
     Args:
+        world: Place of this rank.
         script: The script; None for a decorated call.
-        options: Those of the run.
+        options: Options of the job.
+        apart: Whether another launcher has started each rank.
+
+    Returns:
+        The facts; None if another rank sends them, or nobody else runs them.
     """
+    if world.world_size == (1 if apart else world.local_world_size):
+        return None
+    if world.local_rank and not apart:
+        return None
     found = {
         flag(row.name): str(getattr(options, row.name))
         for row in fields(options)

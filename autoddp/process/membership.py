@@ -1,19 +1,23 @@
-"""A rank among the others: it meets them, compares what they run, and opens its session."""
+"""A rank among the others: it joins them, and opens its session."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from autoddp import __version__
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
-from autoddp.process import report_file
-from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
 from autoddp.process.joining import join
 from autoddp.process.script import Script
@@ -28,14 +32,6 @@ class Member:
     run: Run
     ran: Sequence[str] = ()
     code: int | None = None
-
-
-def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
-    """Return the line printed at the start: number of ranks, backend with its reason, and view."""
-    return (
-        f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}, {chosen.backend} ({chosen.why}), "
-        f"{view} view"
-    )
 
 
 @contextmanager
@@ -67,11 +63,25 @@ def member(
             keep_to_libraries(HERE.given, name)
     HERE.world = world
     nodes = world.nodes(hidden)
-    report.say(greeting(world.world_size, nodes, options.view, chosen))
+    report.say(
+        f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
+        f"{chosen.backend} ({chosen.why}), {options.view} view"
+    )
     with session(world, options, group, report) as run:
         mine = Member(run, tuple(sys.argv))
         yield mine
     if world.rank == 0 and options.report is not None:
         about = {"ranks": world.world_size, "nodes": nodes, "backend": chosen.backend}
-        about |= {"view": options.view, "exit": mine.code}
-        report_file.write(options.report, report, mine.ran, about)
+        write(options.report, report, mine, about | {"view": options.view})
+
+
+def write(path: str, report: Report, mine: Member, about: dict[str, Any]) -> None:
+    """Write the file of --report: what ran, how it ended, and all decisions with their reasons."""
+    script, *arguments = mine.ran
+    python = platform.python_version()
+    versions = {"autoddp": __version__, "torch": torch.__version__, "python": python}
+    about |= {"script": script, "arguments": arguments, "exit": mine.code}
+    try:
+        Path(path).write_text(report.to_json(versions=versions, **about))
+    except OSError as error:  # the script has ended, and its outcome is what counts
+        report.say(f"--report: {path} cannot be written ({error.strerror})")

@@ -14,7 +14,7 @@ from autoddp.errors import BadInput
 if TYPE_CHECKING:
     from autoddp.comm.patience import Patience
 
-VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
+VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # the first bytes that a client of TCPStore sends
 NONCE = b"\r\n\r\n"  # a store echoes it, and a server that waits for lines gets some
 PING = bytes([13])
 LONGEST = 4096  # bytes of an answer
@@ -40,8 +40,8 @@ def resolve(host: str) -> None:
         )
 
 
-def check_free(port: int) -> None:
-    """Check that this node can listen on `port`.
+def check_free(port: int, name: str = "--master-port") -> None:
+    """Check that this node can listen on `port`, which `name` gives.
 
     Raises:
         BadInput: Another process listens there.
@@ -52,18 +52,18 @@ def check_free(port: int) -> None:
             probe.bind(("", port))
         except OSError as error:
             raise BadInput(
-                f"--master-port is {port}, which cannot be used ({error.strerror}); "
+                f"{name} is {port}, which cannot be used ({error.strerror}); "
                 "give a free port, the same one on every node"
             ) from None
 
 
 def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
-    """Wait until node 0's store answers at this address; `whom` says for whom that is.
+    """Wait until node 0's store answers at this address; `whom` describes it in messages.
 
     Torch's own client would wait for half an hour for a server that is none.
 
     Raises:
-        BadInput: Something else answers, an HTTP server say.
+        BadInput: Something else answers, such as an HTTP server.
         AutoDDPError: Nobody does in time.
     """
     while not (said := _answer(host, port)).startswith(NONCE):
@@ -76,13 +76,8 @@ def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
         time.sleep(AGAIN)
 
 
-def has_store(host: str, port: int) -> bool:
-    """Return whether a TCPStore listens at this address."""
-    return _answer(host, port).startswith(NONCE)
-
-
 def _answer(host: str, port: int) -> bytes:
-    """Return the server's answer to what a TCPStore's client says since torch 2.1; or nothing."""
+    """Return the server's answer to the first bytes of a TCPStore's client; empty for none."""
     try:
         with socket.create_connection((host, port), ANSWER) as probe:
             probe.sendall(VALIDATE + PING + NONCE)

@@ -213,7 +213,7 @@ def strip(error: BaseException) -> None:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    kept = [entry for _, entry in stacks.of_traceback(_entries)(traceback)]
+    kept = [entry for _, entry in stacks.visible(_entries(traceback))]
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None

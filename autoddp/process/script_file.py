@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
 from autoddp.errors import BadInput
@@ -41,20 +41,28 @@ def find_module(name: str) -> str:
     Raises:
         BadInput: There is no such module, or it cannot be run.
     """
-    paths: Sequence[str] = sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]
-    spec: ModuleSpec | None = None
-    so_far = ""
-    for part in name.split("."):
-        so_far = f"{so_far}.{part}" if so_far else part
-        spec = PathFinder.find_spec(so_far, paths)
-        if spec is None:
-            raise BadInput(
-                f"no module named {so_far}; check its name (without .py), and the folder you are in"
-            )
-        paths = list(spec.submodule_search_locations or ())
-    assert spec is not None
-    if spec.submodule_search_locations is not None:
+    found = list(specs(name, sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]))
+    parts = name.split(".")
+    if len(found) < len(parts):
+        missing = ".".join(parts[: len(found) + 1])
+        raise BadInput(
+            f"no module named {missing}; check its name (without .py), and the folder you are in"
+        )
+    if found[-1].submodule_search_locations is not None:
         return find_module(f"{name}.__main__")
-    if spec.origin is None:
+    if found[-1].origin is None:
         raise BadInput(f"module {name} has no source file; give one that python -m could run")
-    return spec.origin
+    return found[-1].origin
+
+
+def specs(name: str, places: Sequence[str]) -> Iterator[ModuleSpec]:
+    """Yield the specs of a module's packages and its own, as far as they are there.
+
+    Nothing is imported.
+    """
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return
+        yield spec
+        places = list(spec.submodule_search_locations or ())

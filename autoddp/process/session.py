@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.utils.hooks import RemovableHandle
-
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 from autoddp.effects.run import Run
@@ -17,8 +15,6 @@ from autoddp.process.watching.watch import Watch
 from autoddp.report import Report, library_modules, users_modules
 from autoddp.view import View
 
-OURS = 1 << 40  # the number of the first hook of autoddp's own
-
 
 @contextmanager
 def session(world: World, options: Options, group: Group, report: Report) -> Iterator[Run]:
@@ -28,7 +24,7 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     """
     view = View(group, options.draws, report, options.batchnorm == "exact")
     run = Run(world, options, group, view, report)
-    several, chosen = world.local_world_size < world.world_size, []
+    several, chosen = world.local_world_size < world.world_size, list[Feature]()
     for feature in FEATURES if world.world_size > 1 else ():
         if options.view not in feature.views:
             continue
@@ -39,15 +35,6 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     if group.unshared:
         slower = "the ranks of a machine talk by gloo, which takes longer than shared memory"
         report.say_once("memory", "", f"{slower} ({group.unshared})")
-    with _installed(chosen), Watch(group, report, options.hang_timeout):
+    installation = Installation(chosen, users_modules, library_modules)
+    with installation, Watch(group, report, options.hang_timeout):
         yield run
-
-
-def _installed(features: list[Feature]) -> Installation:
-    """Install features; hooks that they register have numbers far from those that a script gets."""
-    installation = Installation(features, users_modules, library_modules)
-    before, RemovableHandle.next_id = RemovableHandle.next_id, OURS
-    try:
-        return installation.install()
-    finally:
-        RemovableHandle.next_id = before

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 
+from autoddp.process.script_file import specs
 from autoddp.report import is_own
 
 JOIN = "init_process_group"
@@ -118,19 +118,7 @@ def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
             names = [f"{module}.{alias.name}".strip(".") for alias in node.names] + [module]
             base = os.sep.join(file.split(os.sep)[: -node.level]) if node.level else folder
         for name in filter(None, names):
-            yield from _find(name.split("."), base)
-
-
-def _find(parts: list[str], folder: str) -> Iterator[str]:
-    """Yield the files of a dotted name, with its packages' `__init__`, as far as they are there."""
-    places = [folder]
-    for part in parts:
-        spec = PathFinder.find_spec(part, places)
-        if spec is None:
-            return
-        if spec.origin is not None:
-            yield spec.origin
-        places = list(spec.submodule_search_locations or ())
+            yield from filter(None, (spec.origin for spec in specs(name, [base])))
 
 
 def _joins(scopes: Scopes, names: set[str]) -> bool:

@@ -7,11 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from autoddp.errors import AutoDDPError, BadInput
+from autoddp.errors import BadInput
 from autoddp.report import PREFIX
 
 TAIL = 50  # lines of a log that are shown after a failure
@@ -41,17 +39,6 @@ class Logs:
         """Remove the logs, unless they are in the folder that the user gave."""
         if self.given is None and self.folder is not None:
             shutil.rmtree(self.folder)
-
-    @contextmanager
-    def said_once(self, rank: int, terminal: int) -> Iterator[None]:
-        """Print on the `terminal` why no script runs inside, on the first rank of a node alone."""
-        try:
-            yield
-        except AutoDDPError:
-            self.remove()
-            if rank == 0:
-                os.dup2(terminal, 2)
-            raise
 
     def refusal(self, rank: int) -> str:
         """Return the only line of a log if it is one of autoddp's; empty otherwise."""

@@ -1,7 +1,7 @@
-"""The place that a warning names: frames of autoddp's between the script and torch do not count.
+"""Warnings name the line of the script that they are about, whatever autoddp's frames are between.
 
-Python counts frames from the call of `warn` outwards to find the line that a warning is about, and
-shows what that line has given once only. So the script's own line has to be found.
+Python counts frames from the call of `warn` outwards to find that line, and shows what a line has
+caused once only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from autoddp.process.stacks import OURS, outward
+from autoddp.process.stacks import OURS, of_stack, outwards, visible
 
 
 @cache  # TorchScript knows it by its id, which no other function may have
@@ -20,20 +20,20 @@ def warn_at_place(warn: Callable[..., None]) -> Callable[..., None]:
     """Return what stands in for `warnings.warn`."""
 
     def warn_there(
-        message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **more: Any
+        message: Any,
+        category: Any = None,
+        stacklevel: int = 1,
+        source: Any = None,
+        *,
+        skip_file_prefixes: tuple[str, ...] = (),  # from Python 3.12 on
     ) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        assert frame is not None
-        if prefixes := more.get("skip_file_prefixes"):  # from Python 3.12 on
-            own = not frame.f_code.co_filename.startswith(prefixes)  # then this frame counts
-            more = {"skip_file_prefixes": (*prefixes, OURS)}
-            return warn(message, category, max(stacklevel, 2) + own, source, **more)
-        level = 2  # the frame that calls this function
-        for _ in range(stacklevel - 1):
-            outer = frame and outward(frame, _skipped)
-            while frame is not None and frame is not outer:
-                frame = frame.f_back
-                level += frame is None or not _skipped(frame.f_code.co_filename)
+        frames = [frame for frame, _ in outwards(sys._getframe(1)) if not _skipped(frame)]
+        levels = [(frame, level) for level, frame in enumerate(frames, 2)]  # 2: who calls this
+        first, *others = visible(reversed(levels))[::-1] or levels
+        named = [n for f, n in others if not f.f_code.co_filename.startswith(skip_file_prefixes)]
+        named = [first[1], *named, len(frames) + 2]  # the last is outside of all frames
+        at = max(stacklevel, 2 if skip_file_prefixes else 1)
+        level = named[:at][-1]
         return warn(message, category, level, source)
 
     return warn_there
@@ -44,17 +44,15 @@ def show_at_place(show: Callable[[Any], None]) -> Callable[[Any], None]:
 
     def show_there(message: Any) -> None:
         if message.filename.startswith(OURS):
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename != message.filename:
-                frame = frame.f_back
-            outer = frame and outward(frame)
-            if outer is not None:
-                message.filename, message.lineno = outer.f_code.co_filename, outer.f_lineno
+            for frame, line in of_stack(sys._getframe(1)):
+                message.filename, message.lineno = frame.f_code.co_filename, line
+                break
         show(message)
 
     return show_there
 
 
-def _skipped(file: str) -> bool:
-    """Return whether Python itself passes over frames of a file."""
+def _skipped(frame: FrameType) -> bool:
+    """Return whether Python itself passes over a frame."""
+    file = frame.f_code.co_filename
     return "importlib" in file and "_bootstrap" in file

@@ -17,11 +17,11 @@ from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World
-from autoddp.errors import BadInput
+from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import allocator, joining, launcher_signals, own_ddp, streams
 from autoddp.process.devices import Devices
-from autoddp.process.guard import check_joined, tell_devices
+from autoddp.process.guard import check_joined
 from autoddp.process.job_folder import JobFolder
 from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
@@ -68,8 +68,6 @@ def run(job: Job) -> int:
         if job.own.line and job.options.own_ddp == "auto":
             report.say(job.own.said(job.script.name))
         code = job.script.run(job.options.verbose, mine.run.ended)
-        if code:
-            tell_devices(job.devices, report)
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)
@@ -112,8 +110,13 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     logs.make()
     job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
     terminal = os.dup(2)
-    with logs.said_once(world.local_rank, terminal):
+    try:
         code = run(job)
+    except AutoDDPError:
+        logs.remove()
+        if world.local_rank == 0:  # one line for each node
+            os.dup2(terminal, 2)
+        raise
     if code and logs.of(world.rank).exists():
         line = logs.failure(world.rank, f"ended with exit code {code}")
         os.write(terminal, f"{line}\n".encode())

@@ -37,11 +37,3 @@ def test_one_line_for_what_cannot_be(options, devices, words, tmp_path):
     assert run.code == 2
     assert len(lines) == 1, run.err
     assert words in lines[0]
-
-
-def test_a_device_that_the_rank_lacks_is_named(tmp_path):
-    run = jobs.ranks(jobs.script(NAMED, tmp_path), tmp_path)
-    assert run.code == 1
-    assert "invalid device ordinal" in run.err
-    line = "[autoddp] this rank sees 1 simulated device; --gpus-per-rank gives each rank several"
-    assert run.err.splitlines().count(line) == 1

@@ -5,27 +5,16 @@ from __future__ import annotations
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.process.backend import Choice, RankDevice, decide
-from autoddp.process.devices import There, share, visible
-
-HALF = ", each at most 1/2 of the memory"
+from autoddp.process.backend import Choice, decide
+from autoddp.process.devices import Devices, share, visible
 
 
 def gpus(*names):
-    return There("cuda", names, "nccl")
+    return Devices("cuda", names, "nccl")
 
 
-def told(*devices, host="a", **given):
-    """What ranks say that compute on these, empty for none."""
-    return [
-        RankDevice(
-            host,
-            device,
-            *(("cuda", "nccl") if device else ("", "")),
-            **given,
-        )
-        for device in devices
-    ]
+def of(found, ranks):
+    return tuple(found.of(rank) for rank in range(ranks))
 
 
 @pytest.mark.parametrize(
@@ -56,47 +45,47 @@ def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
     ],
 )
 def test_each_rank_is_given_its_own(names, ranks, wanted, given):
-    found = share(gpus(*names) if names else There(), ranks, wanted)
-    assert found.visible == given
+    assert of(share(gpus(*names), ranks, wanted), ranks) == given
 
 
 @pytest.mark.parametrize(
-    ("ranks", "wanted", "choice"),
+    ("found", "places", "wanted", "choice"),
     [
-        ([RankDevice("a")], "auto", Choice("gloo", "no GPU here")),
-        (told("x", "y"), "auto", Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
-        (told("x", "y", each=2), "auto", Choice("nccl", "2 GPUs for each rank", kind="cuda")),
+        (Devices(), [""], "auto", Choice("gloo", "no GPU here")),
+        (gpus("0", "1"), ["a 0", "a 1"], "auto", Choice("nccl", "a GPU for each rank", "cuda")),
+        (gpus("0"), ["a 0", "b 0"], "nccl", Choice("nccl", "a GPU for each rank", "cuda")),
+        (gpus("0", "1"), ["a 0", "a 1"], "gloo", Choice("gloo", "asked for", "cuda")),
+        (gpus("0"), ["a 0", "a 0"], "auto", Choice("gloo", "2 ranks share 1 GPU", "cuda")),
         (
-            told("x") + told("x", host="b"),
-            "nccl",
-            Choice("nccl", "a GPU for each rank", kind="cuda", alone=True),
+            gpus("0", "1"),
+            ["a 0", "a 1", "a 0"],
+            "auto",
+            Choice("gloo", "3 ranks share 2 GPUs", "cuda"),
         ),
-        (told("x", "y"), "gloo", Choice("gloo", "asked for", kind="cuda")),
-        (told("x", "x"), "auto", Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
-        (told("x", "y", "x"), "auto", Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),
     ],
 )
-def test_rank_0_decides_by_what_all_compute_on(ranks, wanted, choice):
-    """As four tasks of SLURM do, each of which is shown a GPU of its own under the same name."""
-    assert decide(ranks, wanted) == choice
+def test_rank_0_decides_by_what_all_compute_on(found, places, wanted, choice):
+    assert decide(found, places, wanted) == choice
 
 
 def test_what_ranks_cannot_use_is_refused():
     with pytest.raises(BadInput) as error:
-        decide(told("x", "x"), "nccl")
+        decide(gpus("0"), ["a 0", "a 0"], "nccl")
     assert str(error.value) == "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"
 
 
 def test_several_gpus_for_each_rank():
     found = gpus("0", "1", "2", "7")
-    assert share(found, 2, "auto", 2).visible == ("0,1", "2,7")
-    assert share(found, 1, "gloo", 3).visible == ("0,1,2",)
+    two = share(found, 2, "auto", 2)
+    assert decide(two, ["a 0,1", "a 2,7"]) == Choice("nccl", "2 GPUs for each rank", "cuda")
+    assert of(two, 2) == ("0,1", "2,7")
+    assert of(share(found, 1, "gloo", 3), 1) == ("0,1,2",)
     with pytest.raises(
         BadInput, match=r"^--gpus-per-rank is 3, which with 2 ranks takes 6 GPUs, but this machine"
     ):
         share(found, 2, "auto", 3)
     with pytest.raises(BadInput, match=r"but this machine shows 0 GPUs; leave it out$"):
-        share(There(), 1, "auto", 2)
+        share(Devices(), 1, "auto", 2)
 
 
 def test_nccl_needs_a_gpu_for_each():
@@ -106,4 +95,4 @@ def test_nccl_needs_a_gpu_for_each():
         r"machine shows 1 GPU \(nccl\); use --backend gloo$",
     ):
         share(gpus("0"), 2, "nccl")
-    assert share(gpus("0"), 2, "nccl", own=True).visible == ("0", "0")  # known once all have met
+    share(gpus("0"), 2, "nccl", own=True)  # known once all ranks have sent their devices

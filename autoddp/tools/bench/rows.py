@@ -10,7 +10,7 @@ from typing import Any
 
 from autoddp.options import Options
 from autoddp.process import devices
-from autoddp.process.devices import There
+from autoddp.process.devices import Devices
 from autoddp.tools.bench import replicate
 from autoddp.tools.record.recording import PARTS, Recording
 from autoddp.tools.record.script import Change
@@ -90,7 +90,7 @@ class Row:
         return about | {"spread": self.spread, "speed-up": self.speed_up(plain)}
 
 
-def rows_of(options: Options, given: Sequence[int], found: There) -> list[Row]:
+def rows_of(options: Options, given: Sequence[int], found: Devices) -> list[Row]:
     """Make a row for each way to run a script, one process first.
 
     The numbers of ranks, if none are given, are 2, 4, ... up to the number of GPUs.
