@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import os
 import pickle
 import random
 import time
@@ -126,16 +127,31 @@ def test_draws_that_begin_late_are_noticed_said_and_shared_from_the_next_pass_on
         rng = np.random.default_rng(0)
         late = (lambda: torch.full((2,), rng.random())) if own else (lambda: torch.rand(2))
         data = Sampled(lambda n: torch.full((2,), float(n)) + (late() if n > 3 else 0), 12)
-        loader = DataLoader(data, 4, num_workers=workers)
+        loader = DataLoader(data, 4, num_workers=workers, persistent_workers=workers > 0)
         for _ in range(2):
             last = [(is_sharded(x), x.tolist()) for x in loader]
         return last, [d.what for d in run.report.of("loaders")], torch.rand(1).item(), rng.random()
 
     zero, one = on_ranks(script, 2)
     assert zero == one
+    assert len(zero[0]) == 3
     assert any("first batch did not show" in what and "each rank's own" in what for what in zero[1])
     way = "every rank loads all" if own and not workers else "loaded once on each node"
     assert any(what.startswith(way) for what in zero[1])
+
+
+def test_passes_leave_no_descriptors_behind():
+    def script(run):
+        counts = []
+        for _ in range(4):
+            for workers in (0, 1):
+                for _ in DataLoader(Sampled(noisy), 2, num_workers=workers):
+                    break
+            counts.append(len(os.listdir("/proc/self/fd")))
+        return counts
+
+    for counts in on_ranks(script, 2):
+        assert counts[-1] <= counts[1], counts
 
 
 def test_a_loader_that_is_made_anew_for_each_pass_is_known():

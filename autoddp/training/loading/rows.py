@@ -1,7 +1,7 @@
 """Batches of which each rank fetches its rows, unless the first batch shows that it must not.
 
-The first rank of each node fetches all of a data set's first batch: if that speaks against rows,
-it is the batch that the script gets, and no sample was fetched twice.
+The first rank of each node fetches all of a data set's first batch: if that rules out rows, it is
+the batch that the script gets, and no sample is fetched twice.
 """
 
 from __future__ import annotations
@@ -50,19 +50,15 @@ class RowBatches:
         self.leads = self.leads and job.run.world.rank in leaders(job.run.group)
         # whether the script gets that batch if it is not by rows
         self.keeps = self.leads and not self.own_draws
-        sampler = self.fetching.rows(loader)
-        sampler.whole, sampler.seen = int(self.leads), [] if self.trying else None
         self.seeds = seeds_of(loader)
         self.inner = self.fetching.start(
             loader,
             make,
             own_draws=self.own_draws,
             watched=plan.generators if self.trying else None,
-            never_draws=plan.never_draws,
-            sampler=sampler,
+            whole=int(self.leads),
         )
         self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
-        self.sampler.seen = self.sampler.seen if self.trying else None
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
 

@@ -35,7 +35,8 @@ class RowSampler:
     Attributes:
         before_fetch: Called when the script's sampler has yielded a batch.
         whole: The number of batches at the beginning that stay whole.
-        seen: The batches of indices so far, while rows are not confirmed; else None.
+        records: Whether a pass may have to begin again.
+        seen: The batches of indices of a pass until its first batch is confirmed; else None.
     """
 
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
@@ -43,6 +44,7 @@ class RowSampler:
         self.before_fetch: Callable[[], object] = lambda: None
         self.sizes: deque[tuple[int, ...] | None] = deque()
         self.whole: float = 0
+        self.records = False
         self.seen: list[Any] | None = None
         self.rest: Iterator[Any] = iter(())
         self._resumes = False
@@ -50,13 +52,13 @@ class RowSampler:
     def resume(self) -> None:
         """Begin the next pass with the batches of this one that were yielded; all are whole."""
         self.rest = itertools.chain(self.seen or (), self.rest)
-        self.whole, self.seen, self._resumes = math.inf, None, True
+        self.whole, self.records, self._resumes = math.inf, False, True
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self.seen = None if self.seen is None else []
+        self.seen = [] if self.records else None
         self.sizes = deque()  # of this pass; workers read ahead
         if not self._resumes:
             self.rest = iter(self.batches)
@@ -118,8 +120,7 @@ class Fetching:
         make: Callable[[], Any],
         own_draws: bool,
         watched: list[Any] | None = None,
-        never_draws: bool = False,
-        sampler: RowSampler | None = None,
+        whole: int = 0,
     ) -> Any:
         """Make the loader's iterator over this rank's rows of every batch.
 
@@ -128,15 +129,17 @@ class Fetching:
             make: Its own `__iter__`.
             own_draws: Whether each rank draws numbers of its own.
             watched: Generators besides the global ones; if given, workers wrap a batch that drew
-                in `DrawingBatch`.
-            never_draws: Whether the data set is known to draw nothing.
-            sampler: A sampler from `rows`; by default a new one.
+                in `DrawingBatch`. None without `own_draws` if the data set draws nothing.
+            whole: The number of batches at the beginning that stay whole.
         """
-        sampler = self.rows(loader) if sampler is None else sampler  # a sampler may be falsy
-        here, context = loader.num_workers == 0 and not never_draws, self.run.group.context
+        world = self.run.world
+        sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
+        sampler.whole, sampler.records = whole, watched is not None
+        context, here = self.run.group.context, not loader.num_workers
+        draws = own_draws or watched is not None
 
         def before_fetch() -> None:
-            if here and context.on_script_thread():
+            if here and draws and context.on_script_thread():
                 self.outside = DrawWatch(watched or [])
                 if own_draws:
                     self._seed()
@@ -150,11 +153,6 @@ class Fetching:
             changes |= {"collate_fn": watching, "worker_init_fn": watching.begin}
         with changed(loader, **changes):
             return make()
-
-    def rows(self, loader: Any) -> RowSampler:
-        """Return a sampler of this rank's rows."""
-        world = self.run.world
-        return RowSampler(loader.batch_sampler, world.world_size, world.rank)
 
     def fetch(self, inner: Any, keep: bool = False) -> Any:
         """Fetch the next batch, with modules in the data set not sharded.
