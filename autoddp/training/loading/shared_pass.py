@@ -84,7 +84,7 @@ class SharedPass:
         moved, size = _moved(before), self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
-            self._send(BATCH, lambda rank: (batch, moved), from_worker)
+            self._send(BATCH, dict.fromkeys(self.ends, (batch, moved)), from_worker)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
 
@@ -93,7 +93,7 @@ class SharedPass:
             local = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
             return LocalBatch(local, per_rank)
 
-        self._send(BATCH, lambda rank: (rows(rank), moved), from_worker)
+        self._send(BATCH, {rank: (rows(rank), moved) for rank in self.ends}, from_worker)
         return replace(rows(self.run.world.rank), whole=batch)
 
     def send_error(self, error: BaseException, before: Generators | None) -> None:
@@ -102,16 +102,18 @@ class SharedPass:
 
     def notify(self, kind: str, payload: Any) -> None:
         """Send all others another answer than a batch."""
-        self._send(kind, lambda rank: payload)
+        self._send(kind, dict.fromkeys(self.ends, payload))
 
-    def _send(self, kind: str, payload: Any, from_worker: bool = False) -> None:
+    def _send(self, kind: str, payloads: dict[int, Any], from_worker: bool = False) -> None:
+        distinct = {id(payload): payload for payload in payloads.values()}
         messages = {
-            rank: packed((kind, self.requested, payload(rank)), from_worker) for rank in self.ends
+            key: packed((kind, self.requested, payload), from_worker)
+            for key, payload in distinct.items()
         }
         with self.at(MEETING, "until the other ranks of the node have received theirs"):
-            for rank, message in messages.items():
+            for rank, payload in payloads.items():
                 try:
-                    for part in message:
+                    for part in messages[id(payload)]:
                         self.ends[rank].sendall(part, MSG_NOSIGNAL)
                 except OSError:  # it has left the pass, or has ended
                     self.ends.pop(rank).close()
