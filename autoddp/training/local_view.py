@@ -55,15 +55,6 @@ class LocalView(Feature):
             return Cut(self, call.wrapped())
         return Fetched(self, self.fetching.start(loader, call.wrapped, own_draws=True))
 
-    @patch(
-        "torch.utils.data:DataLoader._index_sampler",
-        why="the indices of this rank's rows of every batch, in the script's own order",
-        hot=True,
-    )
-    def rows_of_indices(self, plain: property) -> property:
-        """Replace the loader's index sampler by this rank's while an iterator is made."""
-        return self.fetching.index_sampler(plain)
-
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     def backward(self, call: Call) -> None:
         """Average gradients; a mean over this rank's rows counts by its share of the batch."""

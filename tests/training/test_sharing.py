@@ -3,9 +3,8 @@
 import collections
 import gc
 import os
+import pickle
 import random
-import socket
-import threading
 import time
 import weakref
 
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from autoddp.training.loading.message import Message, received
+from autoddp.training.loading.message import packed
 from autoddp.view import is_sharded
 from tests.support.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
 
@@ -128,16 +127,31 @@ def test_draws_that_begin_late_are_noticed_said_and_shared_from_the_next_pass_on
         rng = np.random.default_rng(0)
         late = (lambda: torch.full((2,), rng.random())) if own else (lambda: torch.rand(2))
         data = Sampled(lambda n: torch.full((2,), float(n)) + (late() if n > 3 else 0), 12)
-        loader = DataLoader(data, 4, num_workers=workers)
+        loader = DataLoader(data, 4, num_workers=workers, persistent_workers=workers > 0)
         for _ in range(2):
             last = [(is_sharded(x), x.tolist()) for x in loader]
         return last, [d.what for d in run.report.of("loaders")], torch.rand(1).item(), rng.random()
 
     zero, one = on_ranks(script, 2)
     assert zero == one
+    assert len(zero[0]) == 3
     assert any("first batch did not show" in what and "each rank's own" in what for what in zero[1])
     way = "every rank loads all" if own and not workers else "loaded once on each node"
     assert any(what.startswith(way) for what in zero[1])
+
+
+def test_passes_leave_no_descriptors_behind():
+    def script(run):
+        counts = []
+        for _ in range(4):
+            for workers in (0, 1):
+                for _ in DataLoader(Sampled(noisy), 2, num_workers=workers):
+                    break
+            counts.append(len(os.listdir("/proc/self/fd")))
+        return counts
+
+    for counts in on_ranks(script, 2):
+        assert counts[-1] <= counts[1], counts
 
 
 def test_a_loader_that_is_made_anew_for_each_pass_is_known():
@@ -174,16 +188,9 @@ def test_the_first_rank_does_not_run_ahead_without_bounds():
     assert found[0] == 20  # the other one is gone, and nobody waits for it
 
 
-def handed(batch, **given):
-    """Return a batch as another process has it, and its message."""
-    here, there = socket.socketpair()
-    with here, there:
-        message = Message(batch, False, **given)
-        sender = threading.Thread(target=message.send, args=(here,))
-        sender.start()
-        found = received(there)
-        sender.join()
-    return found, message
+def sent(batch):
+    """Return a batch as another process has it."""
+    return pickle.loads(b"".join(packed(batch, False)))
 
 
 def test_a_message_holds_what_was_packed():
@@ -202,9 +209,7 @@ def test_a_message_holds_what_was_packed():
         "rest": Pair("x", {1, 2}),
     }
     batch["tagged"].origin = "here"
-    before = set(os.listdir("/proc/self/fd"))
-    found, _ = handed(batch)
-    assert set(os.listdir("/proc/self/fd")) == before
+    found = sent(batch)
     assert found["one"][0] is found["one"][1]
     assert found["rest"] == batch["rest"]
     for a, b in zip(batch["views"] + batch["kinds"], found["views"] + found["kinds"], strict=True):
@@ -221,7 +226,7 @@ def test_a_batch_that_was_packed_is_gone_with_the_last_who_has_it():
     gc.disable()
     try:
         x = torch.rand(100, 100)
-        handed([x])
+        sent([x])
         gone = weakref.ref(x)
         del x
         assert gone() is None  # or memory grows by every batch until the collector comes

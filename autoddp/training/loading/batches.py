@@ -5,21 +5,17 @@ from __future__ import annotations
 from time import perf_counter  # the script's is patched
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from autoddp.comm.context import Code
+from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.loading.shared_pass import LocalBatch
+from autoddp.training.loading.message import NotTransferable
+from autoddp.training.loading.shared_pass import LocalBatch, SharedPass
 from autoddp.view import ShardedTensor
 
 if TYPE_CHECKING:
     from autoddp.training.loading.loaders import Loaders
-
-ALIGNED = 64  # bytes, as torch aligns memory
-MIN_KEPT = 1 << 16  # bytes of rows; fewer are copied, so that the whole batch can be freed
 
 
 class Batches(LoaderIterator):
@@ -58,10 +54,14 @@ class WholeBatches:
         context = self.job.view.context
         if not context.on_script_thread():
             # `within` would affect modules on the script's thread
-            return self.wrap(next(self.inner))
+            return self.wrap(self.load())
         with context.within(Code.PLAIN):
-            batch = next(self.inner)
+            batch = self.load()
         return self.checked(batch)
+
+    def load(self) -> Any:
+        """Return the next batch of the loader."""
+        return next(self.inner)
 
     def checked(self, batch: Any) -> Any:
         """Compare the first batch between nodes, and return what the script gets."""
@@ -77,18 +77,32 @@ class WholeBatches:
 class SharedBatches(WholeBatches):
     """Batches that the first rank of a node loads for all of its ranks."""
 
+    def __init__(
+        self, job: Loaders, loader: Any, where: str, inner: Any, shared: SharedPass
+    ) -> None:
+        super().__init__(job, loader, where, inner)
+        self.shared = shared
+
+    def load(self) -> Any:
+        """Return the next batch, which only the first rank has if it comes from workers."""
+        shared = self.shared
+        if not (self.loader.num_workers and shared.is_first):
+            return next(self.inner)
+        shared.requested += 1
+        with shared.acting():
+            try:
+                return shared.send_batch(next(self.inner), None, True)
+            except NotTransferable as refusal:
+                refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
+                shared.send_error(refused, None)
+                raise refused from None
+            except (Exception, SystemExit) as error:
+                shared.send_error(error, None)
+                raise
+
     def wrap(self, batch: Any) -> Any:
         """Return what the script gets: a batch of tensors is sharded."""
-        pin_to = self.inner.pin_to
         if not isinstance(batch, LocalBatch):
-            return pin_memory(batch, pin_to) if pin_to else batch
+            return batch
         sizes = self.job.view.shard_sizes(batch.per_rank)
-        return tree_map(lambda x: ShardedTensor(_own(x, pin_to), sizes), batch.rows)
-
-
-def _own(rows: Tensor, pin_to: str) -> Tensor:
-    """Return rows in memory of their own if they are few, to be pinned, or not aligned."""
-    if pin_to:
-        return torch.empty_like(rows, pin_memory=True).copy_(rows)
-    stays = rows.nbytes >= MIN_KEPT and rows.data_ptr() % ALIGNED == 0
-    return rows if stays else rows.clone()
+        return tree_map(lambda x: ShardedTensor(x, sizes), batch.rows)

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 LATE = ", which its first batch did not show: the draws up to here are each rank's own"
-APART = (
-    f"{DRAWS}: each rank draws its own, statistically the same (--loading auto gives the numbers "
-    "of one process)"
-)
+APART = "random numbers that its data set draws are each rank's own"
 
 
 class Loaders(Feature):
@@ -52,7 +49,7 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
-        self.sharing = Sharing(run, self.fetching, self._report_each)
+        self.sharing = Sharing(run, self.report_plan)
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
         self._confirmed: list[Plan] = []  # in the same order on all ranks
 
@@ -80,15 +77,6 @@ class Loaders(Feature):
         return Batches(source, where, self.run.waited)
 
     @patch(
-        "torch.utils.data:DataLoader._index_sampler",
-        why="the indices of this rank's rows of every batch, in the script's own order",
-        hot=True,
-    )
-    def rows_of_indices(self, plain: property) -> property:
-        """Replace the index sampler while an iterator is made, by one of this rank's rows."""
-        return self.fetching.index_sampler(plain)
-
-    @patch(
         "torch.utils.data:DataLoader._get_iterator",
         why="one rank of a node starts the worker processes of a loader that its ranks share",
     )
@@ -96,15 +84,14 @@ class Loaders(Feature):
         """Make the loader's iterator; on ranks without workers one that follows the first rank."""
         return self.sharing.follower(call.instance, call.wrapped)
 
-    def source(self, loader: Any, plan: Plan, make: Callable[[], Any], sampler: Any = None) -> Any:
-        """Begin a pass and return the source of its batches; `sampler` replaces the loader's."""
+    def source(self, loader: Any, plan: Plan, make: Callable[[], Any]) -> Any:
+        """Begin a pass and return the source of its batches."""
         if plan.way == ROWS:
             return RowBatches(self, loader, plan, make)
         if plan.way == SHARED:
-            inner = self.sharing.start(loader, make, plan, sampler)
-            return SharedBatches(self, loader, plan.where, inner)
-        with self.fetching.sampled(sampler):
-            return WholeBatches(self, loader, plan.where, make())
+            started = self.sharing.start(loader, make, plan)
+            return SharedBatches(self, loader, plan.where, *started)
+        return WholeBatches(self, loader, plan.where, make())
 
     # ---- plans
 
@@ -118,29 +105,21 @@ class Loaders(Feature):
             return Plan(where, never_draws=True)
         kept = self.plans.get(owner(loader))
         if kept is None:
-            kept = Plan(where, generators=own_generators(loader.dataset))
+            apart = APART if self.loading == ROWS else ""
+            kept = Plan(where, reason=apart, generators=own_generators())
             self.plans[owner(loader)] = kept
         kept.where = where
-        return self._shared_or_each(replace(kept, way=SHARED, reason=reason)) if reason else kept
-
-    def _shared_or_each(self, plan: Plan) -> Plan:
-        """Turn a shared plan into one for every rank if the ranks of a node cannot connect."""
-        alone = self.sharing.connect() if plan.way == SHARED else ""
-        if alone:
-            plan.way, plan.reason = EACH, f"{plan.reason}; {alone}"
-        return plan
+        return replace(kept, way=SHARED, reason=reason) if reason else kept
 
     def decide(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
         """Decide by the first batch and a `reason` against rows; return another plan, or None."""
-        late_draws, plan.late_draws = plan.confirmed and reason in (DRAWS, OWN), ""
-        if reason == DRAWS and self.loading == ROWS:
-            self.run.report.doubt("loaders", plan.where, APART)
-        elif late_draws:
+        if plan.confirmed and reason in (DRAWS, OWN):
             self.run.report.doubt("loaders", plan.where, reason + LATE)
-        if reason and not (reason == DRAWS and self.loading == ROWS):
+        plan.late_draws = ""
+        if reason:
             # a generator in this process must advance on all ranks
             plan.way, plan.reason = EACH if reason == OWN and not workers else SHARED, reason
-            return self.report_plan(self._shared_or_each(plan))
+            return self.report_plan(plan)
         if not plan.confirmed:
             self._confirmed.append(plan)
         plan.confirmed = True
@@ -153,18 +132,12 @@ class Loaders(Feature):
         (report.say_once if loud else report.add)("loaders", plan.where, plan.describe())
         return plan
 
-    def _report_each(self, where: str, reason: str) -> None:
-        """Report that every rank loads batches that cannot be sent."""
-        self.report_plan(Plan(where, EACH, reason))
-
     def _at_end(self) -> None:
         """Report draws in later batches that no further pass has reported."""
-        plans, kinds = self._confirmed, (OWN, DRAWS)
-        local = [[float(plan.late_draws == kind) for kind in kinds] for plan in plans]
-        if not plans:
+        if not self._confirmed:
             return
+        local = [float(plan.late_draws != "") for plan in self._confirmed]
         found = self.view.group.all_reduce(torch.tensor(local, device=CPU), MAX).tolist()
-        for plan, seen in zip(plans, found, strict=True):
-            for kind in [kind for kind, drew in zip(kinds, seen, strict=True) if drew][:1]:
-                own = kind == DRAWS and self.loading == ROWS
-                self.run.report.doubt("loaders", plan.where, APART if own else kind + LATE)
+        for plan, drew in zip(self._confirmed, found, strict=True):
+            if drew:
+                self.run.report.doubt("loaders", plan.where, DRAWS + LATE)

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
-
-from autoddp.training.loading.watch import Access
 
 ROWS, SHARED, EACH = "rows", "shared", "each"
 THREAD = "it is iterated in a thread of the script"
@@ -32,7 +30,7 @@ class Plan:
     confirmed: bool = False
     never_draws: bool = False
     late_draws: str = ""
-    generators: list[Access] = field(default_factory=list)
+    generators: list[Any] = field(default_factory=list)
 
     def describe(self) -> str:
         """Return the plan in words."""
@@ -59,12 +57,9 @@ def unlike_rows(loader: Any) -> str:
 
 
 def _fetches_batches(dataset: Any) -> bool:
-    """Return whether a data set has `__getitems__`, which torch's own ones forward."""
-    if type(dataset) is Subset:
-        return _fetches_batches(dataset.dataset)
-    if type(dataset) is StackDataset:
-        held = dataset.datasets
-        return any(map(_fetches_batches, held.values() if isinstance(held, dict) else held))
+    """Return whether a data set has `__getitems__`, which torch's `Subset` forwards."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 

@@ -1,7 +1,7 @@
 """Batches of which each rank fetches its rows, unless the first batch shows that it must not.
 
-The first rank of each node fetches all of a data set's first batch: if that speaks against rows,
-it is the batch that the script gets, and no sample was fetched twice.
+The first rank of each node fetches all of a data set's first batch: if that rules out rows, it is
+the batch that the script gets, and no sample is fetched twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autoddp.comm.topology import leaders
 from autoddp.errors import Disagreement
 from autoddp.training.loading.batches import SharedBatches, WholeBatches
 from autoddp.training.loading.plan import EACH, ROWS, THREAD, Plan
-from autoddp.training.loading.sampling import Resumed, RowSampler, changed, seeds_of
+from autoddp.training.loading.sampling import RowSampler, changed, seeds_of
 from autoddp.training.loading.shared_pass import SharedPass
 from autoddp.training.loading.watch import DRAWS, OWN, DrawingBatch, new_generators_exist
 from autoddp.view import ShardedTensor
@@ -44,22 +44,21 @@ class RowBatches:
         self.view, self.fetching = job.view, job.fetching
         self.successor: WholeBatches | None = None
         self.trying = not plan.never_draws
+        self.own_draws = job.loading == ROWS and self.trying
         # whether this rank fetches the whole first batch
         self.leads = (self.trying and not plan.confirmed) or job.first.wanted(loader)
         self.leads = self.leads and job.run.world.rank in leaders(job.run.group)
-        sampler = self.fetching.rows(loader)
-        sampler.whole, sampler.seen = int(self.leads), [] if self.trying else None
+        # whether the script gets that batch if it is not by rows
+        self.keeps = self.leads and not self.own_draws
         self.seeds = seeds_of(loader)
         self.inner = self.fetching.start(
             loader,
             make,
-            own_draws=job.loading == ROWS and self.trying,
+            own_draws=self.own_draws,
             watched=plan.generators if self.trying else None,
-            never_draws=plan.never_draws,
-            sampler=sampler,
+            whole=int(self.leads),
         )
         self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
-        self.sampler.seen = self.sampler.seen if self.trying else None
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
 
@@ -82,14 +81,15 @@ class RowBatches:
         batch, moved = None, ""
         errors: list[Exception] = []  # emptied at the end, to avoid a cycle
         try:
-            batch, moved = self._unwrapped(self.fetching.fetch(self.inner, keep=self.leads))
+            batch, moved = self._unwrapped(self.fetching.fetch(self.inner, keep=self.keeps))
         except StopIteration:
             raise
         except Exception as error:
-            errors, moved = [error], self.fetching.moved
+            errors = [error]
             if self.loader.num_workers:  # it is part of a cycle in torch
                 error.__traceback__ = None
-        if not (moved or self.plan.confirmed or self.loader.num_workers):
+        known = self.own_draws or self.plan.confirmed or self.loader.num_workers
+        if not (moved or known):
             moved = DRAWS if new_generators_exist(self.plan.generators, self.loader.dataset) else ""
         reason = self._objection(batch, bool(errors), moved)
         try:
@@ -122,22 +122,22 @@ class RowBatches:
         if self.loader.num_workers:
             self.successor = self._restarted(plan)
             return self.successor.next()
-        shared = None
+        given, shared = (job, self.loader, plan.where, self.inner), None
         if plan.way == EACH:
-            self.successor = WholeBatches(job, self.loader, plan.where, self.inner)
+            self.successor = WholeBatches(*given)
             if not context.on_script_thread():
                 return self.successor.next()
         else:
-            taken = job.sharing.take_over(self.loader, self.inner, plan)
-            self.successor = SharedBatches(job, self.loader, plan.where, taken)
-            shared = taken.shared
+            shared = job.sharing.begin(self.loader, plan)
+            job.sharing.take_over(self.inner, shared, plan)
+            self.successor = SharedBatches(*given, shared)
         fetch = self.inner._dataset_fetcher
         with context.within(Code.PLAIN), context.internal():
-            if not self.leads:
+            if not self.keeps:
                 batch = fetch.fetch((self.sampler.seen or [None])[0])
             elif shared is not None:
                 batch = self._hand_over(shared, batch, errors)
-            if errors and self.leads:
+            if errors and self.keeps:
                 raise errors.pop()
         return self.successor.checked(batch)
 
@@ -153,11 +153,12 @@ class RowBatches:
 
     def _restarted(self, plan: Plan) -> WholeBatches:
         """Begin the pass again with new workers, from the indices that were drawn already."""
-        loader, sampler = self.loader, Resumed(self.sampler)
+        loader = self.loader
+        self.sampler.resume()
         self.inner._shutdown_workers()
         loader._iterator = None  # of persistent workers
-        with changed(loader, generator=self.seeds):
-            return self.job.source(loader, plan, self.make, sampler)
+        with changed(loader, generator=self.seeds, batch_sampler=self.sampler):
+            return self.job.source(loader, plan, self.make)
 
     # ---- all batches
 
@@ -180,7 +181,8 @@ class RowBatches:
 
     def _unwrapped(self, batch: Any) -> tuple[Any, str]:
         drew = type(batch) is DrawingBatch
-        return (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
+        batch, moved = (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
+        return batch, "" if self.own_draws and moved == DRAWS else moved
 
     def _wrapped(self, batch: Any) -> Any:
         """Return a batch sharded; the first is whole if this rank fetched all of it."""
@@ -188,7 +190,11 @@ class RowBatches:
         kinds = [x.dtype if isinstance(x, Tensor) else type(x) for x in flat]
         self.kinds = self.kinds or kinds
         if kinds != self.kinds:
-            raise Disagreement(_mismatch(tree_leaves(batch)))
+            raise Disagreement(
+                "a batch of the DataLoader holds values of another type than its first batch; each "
+                "rank fetched its rows alone: samples must be alike, or --loading each has every "
+                "rank fetch all"
+            )
         leads, self.leads, self.sampler.whole = self.leads, False, 0
         self.job.first.compare(self.loader, self.plan.where, batch)
         sizes = self.sizes.popleft()
@@ -202,14 +208,3 @@ class RowBatches:
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
             return [rows(x) for x in batch]  # the usual form; three times as fast
         return tree_map(rows, batch)
-
-
-def _mismatch(leaves: list[Any]) -> str:
-    other = next((type(x).__name__ for x in leaves if not isinstance(x, Tensor)), "")
-    found = "numbers of another type than its first batch"
-    if other:
-        found = f"a {other} where its first batch held numbers"
-    return (
-        f"a batch of the DataLoader holds {found}; each rank fetched its rows alone: samples must "
-        "be alike, or --loading each has every rank fetch all"
-    )

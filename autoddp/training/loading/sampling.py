@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DistributedSampler
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.loading.generators import Generators
-from autoddp.training.loading.watch import Access, DrawWatch, WatchingCollate
+from autoddp.training.loading.watch import DrawWatch, WatchingCollate
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 APART = 7919  # difference between the seeds of neighbouring ranks
 
 
-class RowSampler(DistributedSampler[Any]):
+class RowSampler:
     """A sampler that takes this rank's part of each batch of indices of the script's sampler.
 
     All ranks have the same random state, so that the script's sampler yields the same order on all.
@@ -37,59 +35,48 @@ class RowSampler(DistributedSampler[Any]):
     Attributes:
         before_fetch: Called when the script's sampler has yielded a batch.
         whole: The number of batches at the beginning that stay whole.
-        seen: The batches of indices so far, while rows are not confirmed; else None.
+        records: Whether a pass may have to begin again.
+        seen: The batches of indices of a pass until its first batch is confirmed; else None.
     """
 
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
-        nothing: Any = ()  # the data set may have no length
-        super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
-        self.batches, self.before_fetch = batches, lambda: None
+        self.batches, self.ranks, self.rank = batches, ranks, rank
+        self.before_fetch: Callable[[], object] = lambda: None
         self.sizes: deque[tuple[int, ...] | None] = deque()
         self.whole: float = 0
+        self.records = False
         self.seen: list[Any] | None = None
         self.rest: Iterator[Any] = iter(())
+        self._resumes = False
+
+    def resume(self) -> None:
+        """Begin the next pass with the batches of this one that were yielded; all are whole."""
+        self.rest = itertools.chain(self.seen or (), self.rest)
+        self.whole, self.records, self._resumes = math.inf, False, True
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self.set_epoch(self.epoch + 1)
-        self.seen = None if self.seen is None else []
+        self.seen = [] if self.records else None
         self.sizes = deque()  # of this pass; workers read ahead
-        self.rest = iter(self.batches)
+        if not self._resumes:
+            self.rest = iter(self.batches)
         return self._pass(self.sizes, self.rest)
 
     def _pass(self, queue: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
+        self._resumes = False  # not before: torch makes an iterator that it does not read
         for number, batch in enumerate(batches):
             indices = list(batch)
             if self.seen is not None:
                 self.seen.append(indices)
-            sizes = even_sizes(len(indices), self.num_replicas)
+            sizes = even_sizes(len(indices), self.ranks)
             sharded = bool(sizes[-1])  # the last rank has the fewest rows
             queue.append(sizes if sharded else None)
             self.before_fetch()
             start = sum(sizes[: self.rank])
             cut = sharded and number >= self.whole
             yield indices[start : start + sizes[self.rank]] if cut else indices
-
-
-class Resumed:
-    """A sampler that repeats the batches that another one has yielded, and then continues it."""
-
-    def __init__(self, sampler: RowSampler) -> None:
-        self.batches = sampler.batches
-        self.pending: Iterator[Any] | None = itertools.chain(sampler.seen or (), sampler.rest)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches) if self.pending is None else self._pass()
-
-    def _pass(self) -> Iterator[Any]:
-        """Continue the other sampler; an iterator that nobody reads leaves it unchanged."""
-        pending, self.pending = self.pending, None
-        yield from pending or ()
 
 
 def seeds_of(loader: Any) -> torch.Generator:
@@ -106,13 +93,13 @@ def seeds_of(loader: Any) -> torch.Generator:
 def changed(loader: Any, **values: Any) -> Iterator[None]:
     """Change attributes of a loader while an iterator is made inside."""
     before = {name: getattr(loader, name) for name in values}
-    for name, value in values.items():
-        setattr(loader, name, value)
     try:
+        for name, value in values.items():
+            object.__setattr__(loader, name, value)  # torch's own refuses some
         yield
     finally:
         for name, value in before.items():
-            setattr(loader, name, value)
+            object.__setattr__(loader, name, value)
 
 
 class Fetching:
@@ -123,21 +110,17 @@ class Fetching:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        # the thread that is making an iterator, and the index sampler for it
-        self.starting: tuple[int, Any] | None = None
         self.moved = ""  # what the last fetch in this process drew from
-        self._own_stream: Generators | None = None  # the state of this rank's own stream
         self.outside: DrawWatch | None = None  # the script's generators before a fetch
-        self._begun: DrawWatch | None = None  # the generators for that fetch
+        self._seeded = 0  # fetches with draws of this rank's own
 
     def start(
         self,
         loader: Any,
         make: Callable[[], Any],
         own_draws: bool,
-        watched: list[Access] | None = None,
-        never_draws: bool = False,
-        sampler: RowSampler | None = None,
+        watched: list[Any] | None = None,
+        whole: int = 0,
     ) -> Any:
         """Make the loader's iterator over this rank's rows of every batch.
 
@@ -146,54 +129,30 @@ class Fetching:
             make: Its own `__iter__`.
             own_draws: Whether each rank draws numbers of its own.
             watched: Generators besides the global ones; if given, workers wrap a batch that drew
-                in `DrawingBatch`.
-            never_draws: Whether the data set is known to draw nothing.
-            sampler: A sampler from `rows`; by default a new one.
+                in `DrawingBatch`. None without `own_draws` if the data set draws nothing.
+            whole: The number of batches at the beginning that stay whole.
         """
-        sampler = self.rows(loader) if sampler is None else sampler  # a sampler may be falsy
-        here, context = loader.num_workers == 0 and not never_draws, self.run.group.context
+        world = self.run.world
+        sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
+        sampler.whole, sampler.records = whole, watched is not None
+        context, here = self.run.group.context, not loader.num_workers
+        draws = own_draws or watched is not None
 
         def before_fetch() -> None:
-            if here and context.on_script_thread():
-                self.outside = self._begun = DrawWatch(watched or [])
+            if here and draws and context.on_script_thread():
+                self.outside = DrawWatch(watched or [])
                 if own_draws:
-                    self._use_own_stream()
-                    self._begun = DrawWatch(watched or [])
+                    self._seed()
 
         sampler.before_fetch = before_fetch
-        changes = self._workers(loader)
+        changes = self._workers(loader) | {"batch_sampler": sampler}
         if own_draws:
             changes["generator"] = self._own_seeds(loader)
         if watched is not None and loader.num_workers:
             watching = WatchingCollate(loader)
             changes |= {"collate_fn": watching, "worker_init_fn": watching.begin}
-        with self.sampled(sampler), changed(loader, **changes):
+        with changed(loader, **changes):
             return make()
-
-    def rows(self, loader: Any) -> RowSampler:
-        """Return a sampler of this rank's rows."""
-        world = self.run.world
-        return RowSampler(loader.batch_sampler, world.world_size, world.rank)
-
-    @contextmanager
-    def sampled(self, sampler: Any) -> Iterator[None]:
-        """Use this sampler for an iterator that the current thread makes inside."""
-        self.starting = None if sampler is None else (get_ident(), sampler)
-        try:
-            yield
-        finally:
-            self.starting = None
-
-    def index_sampler(self, plain: property) -> property:
-        """Return the property that gives our sampler only while an iterator is being made."""
-
-        def index_sampler(loader: Any) -> Any:
-            starting, thread = self.starting, get_ident()
-            if starting is not None and starting[0] == thread:
-                return starting[1]
-            return plain.fget(loader)  # type: ignore[misc]
-
-        return property(index_sampler)
 
     def fetch(self, inner: Any, keep: bool = False) -> Any:
         """Fetch the next batch, with modules in the data set not sharded.
@@ -208,24 +167,18 @@ class Fetching:
             with self.run.view.context.within(Code.PLAIN):
                 return next(inner)
         finally:
-            if self.outside is not None and self._begun is not None:
-                self.moved = self._begun.moved()
-                if self._begun is not self.outside:
-                    self._own_stream = Generators()
-                    self.outside.put_back()
-                elif self.moved and not keep:
+            if self.outside is not None:
+                self.moved = self.outside.moved()
+                if self.moved and not keep:
                     self.outside.put_back()
 
-    def _use_own_stream(self) -> None:
-        """Set the generators to this rank's own stream."""
-        if self._own_stream is not None:
-            self._own_stream.put_back()
-            return
-        seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
-        random.seed(seed)
-        torch.default_generator.manual_seed(seed % 2**63)
+    def _seed(self) -> None:
+        """Seed the generators for one fetch of this rank."""
+        self._seeded += 1
+        random.seed(f"{torch.initial_seed()} {self.run.world.rank} {self._seeded}")
+        torch.default_generator.manual_seed(random.getrandbits(63))
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed % 2**32)
+            sys.modules["numpy"].random.seed(random.getrandbits(32))
 
     def _workers(self, loader: Any) -> dict[str, Any]:
         """Divide the workers among the node's ranks.

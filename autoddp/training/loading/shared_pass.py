@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+import pickle
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from socket import MSG_NOSIGNAL
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from autoddp.comm.position import ACTING, EFFECT, MEETING
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.training.loading.generators import Generators
 from autoddp.training.loading.link import NodeLink
+from autoddp.training.loading.message import packed
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -37,6 +39,10 @@ class LocalBatch:
     per_rank: tuple[int, ...]
     whole: Any = None
 
+    def pin_memory(self) -> LocalBatch:
+        """Return a copy whose rows are in pinned memory, as torch's loader requests."""
+        return replace(self, rows=tree_map(Tensor.pin_memory, self.rows))
+
 
 class SharedPass:
     """One pass, on one rank.
@@ -44,16 +50,19 @@ class SharedPass:
     Attributes:
         where: The loader, in words.
         batched: Whether torch's default collate function makes the batches, so that rows are sent.
-        messages: Received messages that were not read yet.
         requested: How many batches the script has requested.
     """
 
     def __init__(self, run: Run, link: NodeLink, where: str, batched: bool) -> None:
-        self.run, self.link, self.where, self.batched = run, link, where, batched
-        self.context, self.is_first = run.group.context, link.is_first
-        self.messages: deque[Any] = deque()
-        self.requested = 0
-        self.number = link.begin(self)
+        self.run, self.where, self.batched = run, where, batched
+        self.context, self.is_first, self.first = run.group.context, link.is_first, link.first
+        self.requested, self.ends = 0, dict[int, Any]()
+        with self.at(EFFECT, self._words()):
+            self.ends = link.begin()
+
+    def __del__(self) -> None:
+        for connection in self.ends.values():
+            connection.close()
 
     def states(self) -> Generators | None:
         """Return a snapshot of the generators; None in a thread, as others may draw meanwhile."""
@@ -66,7 +75,7 @@ class SharedPass:
 
         Args:
             batch: The batch of the loader.
-            before: The states of generators before it was loaded.
+            before: The states of generators before it was loaded; None if nothing was drawn here.
             from_worker: Whether it comes from a worker process.
 
         Raises:
@@ -75,7 +84,7 @@ class SharedPass:
         moved, size = _moved(before), self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
-            self._send(BATCH, lambda rank: (batch, moved), from_worker)
+            self._send(BATCH, dict.fromkeys(self.ends, (batch, moved)), from_worker)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
 
@@ -84,10 +93,8 @@ class SharedPass:
             local = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
             return LocalBatch(local, per_rank)
 
-        self._send(BATCH, lambda rank: (rows(rank), moved), from_worker, from_worker)
-        own = rows(self.run.world.rank)
-        own.whole = batch
-        return own
+        self._send(BATCH, {rank: (rows(rank), moved) for rank in self.ends}, from_worker)
+        return replace(rows(self.run.world.rank), whole=batch)
 
     def send_error(self, error: BaseException, before: Generators | None) -> None:
         """Send an error to all others."""
@@ -95,16 +102,21 @@ class SharedPass:
 
     def notify(self, kind: str, payload: Any) -> None:
         """Send all others another answer than a batch."""
-        self._send(kind, lambda rank: payload)
+        self._send(kind, dict.fromkeys(self.ends, payload))
 
-    def _send(
-        self, kind: str, payload: Any, from_worker: bool = False, mapped: bool = False
-    ) -> None:
-        number, requested = self.number, self.requested
+    def _send(self, kind: str, payloads: dict[int, Any], from_worker: bool = False) -> None:
+        distinct = {id(payload): payload for payload in payloads.values()}
+        messages = {
+            key: packed((kind, self.requested, payload), from_worker)
+            for key, payload in distinct.items()
+        }
         with self.at(MEETING, "until the other ranks of the node have received theirs"):
-            self.link.send(
-                lambda rank: (number, (kind, requested, payload(rank))), from_worker, mapped
-            )
+            for rank, payload in payloads.items():
+                try:
+                    for part in messages[id(payload)]:
+                        self.ends[rank].sendall(part, MSG_NOSIGNAL)
+                except OSError:  # it has left the pass, or has ended
+                    self.ends.pop(rank).close()
 
     # ---- the others
 
@@ -112,20 +124,21 @@ class SharedPass:
         """Wait for the answer to the last request: its kind and its payload.
 
         Raises:
-            StopIteration: The job has ended, and a thread of the script reads ahead.
+            StopIteration: The first rank has left the pass, and a thread of the script reads ahead.
+            RankEnded: The first rank has ended.
         """
         with self.at(EFFECT, self._words()):
-            while True:
-                try:
-                    kind, number, payload = self.link.receive(self)
-                except RankEnded:
-                    if self._on_script_thread():
-                        raise
+            try:
+                kind, number, payload = pickle.load(self.ends[self.first])
+            except (EOFError, OSError, pickle.UnpicklingError):
+                if not self._on_script_thread():
                     raise StopIteration from None
-                if number == self.requested:  # else it is of an interrupted request
-                    return kind, payload
-                if number > self.requested:
-                    raise Disagreement(f"rank {self.link.first} was interrupted in {self._words()}")
+                raise RankEnded(
+                    f"rank {self.first} has ended, and this rank waits for a batch that it loads"
+                ) from None
+        if number != self.requested:
+            raise Disagreement(f"rank {self.first} was interrupted in {self._words()}")
+        return kind, payload
 
     def unpack(self, kind: str, payload: Any) -> Any:
         """Return the batch or raise the error, with the generators as on the first rank."""
@@ -150,7 +163,7 @@ class SharedPass:
         return self.at(ACTING, self._words())
 
     def _words(self) -> str:
-        return f"batch {self.requested} of {self.where}, loaded by rank {self.link.first}"
+        return f"batch {self.requested} of {self.where}, loaded by rank {self.first}"
 
 
 def _moved(before: Generators | None) -> Generators | None:

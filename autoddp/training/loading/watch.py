@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,29 +19,17 @@ DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
 
 
-class Access(NamedTuple):
-    """A generator, with functions that get and set its state."""
-
-    generator: Any
-    get: Callable[[], Any]
-    restore: Callable[[Any], Any]
-
-
-def own_generators(dataset: Any) -> list[Access]:
-    """Return the generators that are objects of the data set, the script or a library.
-
-    They do not include the global ones of `random`, numpy and torch.
-    """
+def own_generators() -> list[Any]:
+    """Return all generators but the global ones of `random`, numpy and torch."""
     kinds: set[type] = {random.Random, torch.Generator}
     shared: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kinds |= {numpy.random.Generator, numpy.random.RandomState}
         shared.append(numpy.random.rand.__self__)
-    held = getattr(dataset, "__dict__", {}).values()
     # no list of them, which the search itself would find
-    found = {id(x): x for x in chain(held, _live_objects(kinds)) if type(x) in kinds}
-    return [_access(x) for x in found.values() if not any(x is each for each in shared)]
+    found = {id(x): x for x in _live_objects(kinds)}
+    return [x for x in found.values() if not any(x is each for each in shared)]
 
 
 def _live_objects(kinds: set[type]) -> Iterator[Any]:
@@ -55,53 +43,59 @@ def _live_objects(kinds: set[type]) -> Iterator[Any]:
         if kind in kinds:
             yield x
         elif kind is dict and not gc.is_tracked(x):
-            yield from x.values()
+            yield from (value for value in x.values() if type(value) in kinds)
 
 
-def _access(x: Any) -> Access:
+def _state(x: Any) -> Any:
+    """Return the state of a generator."""
     if isinstance(x, random.Random):
-        return Access(x, x.getstate, x.setstate)
+        return x.getstate()
     if isinstance(x, torch.Generator):
-
-        def restore(state: bytes) -> None:
-            x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
-
-        return Access(x, lambda: x.get_state().numpy().tobytes(), restore)
-    if hasattr(x, "bit_generator"):
-        bits = x.bit_generator
-        return Access(x, lambda: bits.state, lambda state: setattr(bits, "state", state))
-    return Access(x, lambda: x.get_state(legacy=False), x.set_state)
+        return x.get_state().numpy().tobytes()
+    return x.bit_generator.state if hasattr(x, "bit_generator") else x.get_state(legacy=False)
 
 
-def new_generators_exist(since: list[Access], dataset: Any) -> bool:
+def _restore(x: Any, state: Any) -> None:
+    """Set the state of a generator."""
+    if isinstance(x, random.Random):
+        x.setstate(state)
+    elif isinstance(x, torch.Generator):
+        x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
+    elif hasattr(x, "bit_generator"):
+        x.bit_generator.state = state
+    else:
+        x.set_state(state)
+
+
+def new_generators_exist(since: list[Any], dataset: Any) -> bool:
     """Return whether there are generators that are not in `since`, so that they may have drawn.
 
     torch's samplers create torch.Generators: of these only the data set's own count.
     """
-    known = {id(x.generator) for x in since}
+    known = {*map(id, since)}
     held = {*map(id, getattr(dataset, "__dict__", {}).values())}
-    made = [x.generator for x in own_generators(dataset) if id(x.generator) not in known]
+    made = [x for x in own_generators() if id(x) not in known]
     return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
 
 
 class DrawWatch:
     """A snapshot of the global generators, and of those that are objects."""
 
-    def __init__(self, own: list[Access]) -> None:
+    def __init__(self, own: list[Any]) -> None:
         self.shared = Generators()
-        self.own = [(access, access.get()) for access in own]
+        self.own = [(x, _state(x)) for x in own]
 
     def moved(self) -> str:
         """Return what was drawn from since, in words; empty for nothing."""
-        if not all(equal_states(access.get(), state) for access, state in self.own):
+        if not all(equal_states(_state(x), state) for x, state in self.own):
             return OWN
         return "" if self.shared.same(Generators()) else DRAWS
 
     def put_back(self) -> None:
         """Restore the states of all generators."""
         self.shared.put_back()
-        for access, state in self.own:
-            access.restore(state)
+        for x, state in self.own:
+            _restore(x, state)
 
 
 # ---- in worker processes
@@ -121,7 +115,7 @@ class WatchingCollate:
     def __init__(self, loader: Any) -> None:
         self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
         self.before: DrawWatch | None = None
-        self.own: list[Access] | None = None  # None after the first batch
+        self.own: list[Any] | None = None  # None after the first batch
 
     def __call__(self, samples: Any) -> Any:
         """Collate a batch; wrap the first one for which a generator advanced in `DrawingBatch`."""
@@ -139,7 +133,7 @@ class WatchingCollate:
         """Initialise a worker as the script does, then take a snapshot of the generators."""
         if self.worker_init is not None:
             self.worker_init(number)
-        self.own = own_generators(_dataset())
+        self.own = own_generators()
         self.before = DrawWatch(self.own)
 
 
