@@ -1,11 +1,14 @@
-"""Functions that the user marks as rowwise: they are computed on local rows."""
+"""Functions that the user, or a table, marks as rowwise: they are computed on local rows."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,7 +21,7 @@ from autoddp.comm.context import Code
 from autoddp.errors import BadInput
 from autoddp.patching import Feature
 from autoddp.torch_internals import dispatch_depth, in_function, transform
-from autoddp.view import ShardedTensor, full
+from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import wrap
@@ -26,14 +29,26 @@ from autoddp.view.sharded_tensor import wrap
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
+# Each row of the result is made of the same row of every sharded argument, along dimension 0.
+KNOWN = (
+    "flash_attn.flash_attn_interface:flash_attn_func",
+    "flash_attn.flash_attn_interface:flash_attn_kvpacked_func",
+    "flash_attn.flash_attn_interface:flash_attn_qkvpacked_func",
+    "xformers.ops.fmha:memory_efficient_attention",
+    "apex.normalization.fused_layer_norm:FusedLayerNorm",
+    "apex.normalization.fused_layer_norm:FusedRMSNorm",
+    "torchvision.ops.deform_conv:deform_conv2d",
+)
+DROPOUT = ("dropout_p", "p")  # a kernel's own draws are not those of the whole batch
 F = TypeVar("F")
+SIMPLE = (int, float, bool, str, type(None), nn.Parameter, ShardedTensor)
 
 
 class Rowwise(Feature):
-    """The option `--rowwise`."""
+    """The option `--rowwise`, and the table of well-known kernels."""
 
     name = "rowwise"
-    without = "what `--rowwise` names is computed whole, on every rank"
+    without = "kernels that torch does not know are computed whole, on every rank"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:
@@ -46,22 +61,31 @@ class Rowwise(Feature):
         Raises:
             BadInput: There is no such module, or nothing of that name in it.
         """
-        for name in self.names:
+        for name in (*self.names, *KNOWN):
             module, _, path = name.partition(":")
-            _check(name, module.partition(".")[0], path)
-            wrapt.register_post_import_hook(functools.partial(self._mark, undo, name), module)
+            if name in self.waiting:
+                _check(name, module.partition(".")[0], path)
+
+            def act(found: ModuleType, name: str = name) -> None:
+                self._mark(undo, found, name)
+
+            wrapt.register_post_import_hook(act, module)
         undo.callback(self._say_unused)
 
-    def _mark(self, undo: ExitStack, name: str, owner: Any) -> None:
-        self.waiting.discard(name)
-        for each in name.partition(":")[2].split("."):
+    def _mark(self, undo: ExitStack, owner: Any, name: str) -> None:
+        *outer, last = name.partition(":")[2].split(".")
+        asked = name in self.waiting
+        for each in (*outer, last):
             if not hasattr(owner, each):
-                raise BadInput(f"--rowwise is {name!r}; there is no {each!r}")
+                if asked:
+                    raise BadInput(f"--rowwise is {name!r}; {_nearest(each, dir(owner))}")
+                return
             holder, owner = owner, getattr(owner, each)
-        made = rowwise(owner)
+        self.waiting.discard(name)
+        made = mark(owner, known=not asked)
         if made is not owner:
-            setattr(holder, each, made)
-            undo.callback(setattr, holder, each, owner)
+            setattr(holder, last, made)
+            undo.callback(setattr, holder, last, owner)
 
     def _say_unused(self) -> None:
         for name in sorted(self.waiting):
@@ -79,56 +103,68 @@ def _check(name: str, root: str, path: str) -> None:
         raise BadInput(f"--rowwise is {name!r}; there is no module {root!r}")
 
 
-def rowwise(kind: F) -> F:
-    """Mark a function, an autograd function or a module class whose rows are independent.
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1)
+    return f"there is no {name!r}" + (f"; {near[0]!r} is near" if near else "")
 
-    Each rank then computes it on its own rows, without a gather. The tensors that it returns must
-    have these rows along the shard dimension of the first sharded argument. It must not draw random
-    numbers, and its backward must be linear in the gradient. A replicated argument with as many
-    rows and dimensions, and without a gradient, is sharded, too. `autoddp verify` checks all of
-    this. In one process the mark changes nothing.
+
+def rowwise(kind: F) -> F:
+    """Mark a function, an autograd function or a module class: each row is computed by itself.
+
+    It is then computed on each rank's rows, where it would else gather. Tensors that it returns
+    must have these rows along the first sharded argument's dimension; it may not draw random
+    numbers, and a backward must be linear in the gradient. A replicated argument is cut likewise,
+    if it has as many rows and dimensions and requires no gradient. `autoddp verify` tells whether
+    all that is so. In one process nothing changes.
 
     Args:
-        kind: The function or class.
+        kind: What is marked.
 
     Raises:
-        BadInput: `kind` is none of these.
+        BadInput: It is none of these.
 
     Example:
         @autoddp.rowwise
         class Kernel(torch.autograd.Function): ...
     """
-    marked: Any = kind
+    return mark(kind)
+
+
+def mark(kind: Any, known: bool = False) -> Any:
+    """Have a function, an autograd function or a module class compute on local rows.
+
+    Where it is `known`, it stands in our table: in a call that this may not mean it gathers.
+    """
     if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            return on_rows(super(marked, cls).apply, args, kwargs)
+            return on_rows(super(kind, cls).apply, args, kwargs, known)
 
-        marked.apply = classmethod(apply)
-    elif isinstance(kind, type) and issubclass(kind, nn.Module):
-        marked.forward = _marked(marked.forward)
-    elif isinstance(kind, type) or not callable(kind):
+        kind.apply = classmethod(apply)
+        return kind
+    if isinstance(kind, type) and issubclass(kind, nn.Module):
+        kind.forward = _marked(kind.forward, known)
+        return kind
+    if isinstance(kind, type) or not callable(kind):
         raise BadInput(
             f"rowwise is given {kind!r}; it takes a function or a class of torch's kinds"
         )
-    else:
-        marked = _marked(kind)
-    return marked
+    return _marked(kind, known)
 
 
-def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _marked(function: Callable[..., Any], known: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return on_rows(function, args, kwargs)
+        return on_rows(function, args, kwargs, known)
 
     return run
 
 
-def on_rows(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def on_rows(function: Callable[..., Any], args: Any, kwargs: Any, known: bool = False) -> Any:
     """Call a rowwise function on local rows; what it returns with as many rows is sharded."""
     given, tree = tree_flatten((args, kwargs))
     lead = _lead(given)
-    if lead is None:
+    if lead is None or (known and not _meant(function, args, kwargs, given)):
         return function(*args, **kwargs)
     sizes = lead.sizes
     name = getattr(function, "__qualname__", repr(function))
@@ -165,7 +201,7 @@ def on_rows(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _lead(given: list[Any]) -> Spec | None:
-    """Return the placement of the first sharded argument; None for a plain call."""
+    """Return the placement of the first sharded argument; None if the call is to be plain."""
     held = [x.spec for x in given if type(x) is ShardedTensor]
     if not held or any(spec.sizes is not held[0].sizes for spec in held):
         return None
@@ -187,3 +223,12 @@ def _local(x: Any, lead: Spec) -> Any:
     if x.requires_grad or x.dim() != len(lead.shape) or x.shape[dim] != lead.sizes.total:
         return with_mean_gradient(x, lead.view.group)
     return shard(x, lead.sizes, dim)
+
+
+def _meant(function: Callable[..., Any], args: Any, kwargs: Any, given: list[Any]) -> bool:
+    """Return whether a known kernel gets nothing but rows along 0, weights and numbers."""
+    if not all(isinstance(x, SIMPLE) and not isinstance(x, Partial) for x in given):
+        return False
+    named = inspect.signature(function).bind(*args, **kwargs).arguments
+    rows = [x for x in given if type(x) is ShardedTensor]
+    return all(x.shard_dim == 0 for x in rows) and not any(named.get(p) for p in DROPOUT)

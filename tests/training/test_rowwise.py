@@ -7,6 +7,7 @@ import torch
 
 import autoddp
 from autoddp.errors import BadInput
+from autoddp.training.rowwise import KNOWN
 from autoddp.view import ShardedTensor
 from tests.support.training import batches, on_ranks
 
@@ -49,3 +50,10 @@ def test_in_one_process_it_sees_the_batch():
 )
 def test_what_is_not_rowwise_is_refused(function, said):
     assert all(said in found for found in on_ranks(lambda: marked(function, torch.exp)))
+
+
+def test_each_name_of_the_table_is_well_formed():
+    for name in KNOWN:
+        module, _, path = name.partition(":")
+        assert module.split(".")[0].isidentifier()
+        assert path.isidentifier()
