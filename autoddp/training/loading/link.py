@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class NodeLink:
     """The connections of a node's first rank with all others, or of another rank with it.
 
-    They carry one message for each pass: its own socket, as threads may read several passes.
+    For each pass they carry one end of a new socket, since threads may read several passes at once.
     """
 
     def __init__(self, sockets: dict[int, socket.socket], rank: int, first: int) -> None:

@@ -44,7 +44,7 @@ def packed(payload: Any, from_worker: bool) -> list[bytes]:
 
 
 class _Packer(pickle.Pickler):
-    """A pickler that takes the memory of tensors as it is."""
+    """A pickler that copies the memory of tensors, without torch's format of files."""
 
     def __init__(self, parts: list[bytes], from_worker: bool) -> None:
         super().__init__(SimpleNamespace(write=parts.append), 5)
