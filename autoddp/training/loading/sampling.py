@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 APART = 7919  # difference between the seeds of neighbouring ranks
 
 
-class RowSampler:
+class RowSampler(DistributedSampler[Any]):
     """A sampler that takes this rank's part of each batch of indices of the script's sampler.
 
     All ranks have the same random state, so that the script's sampler yields the same order on all.
@@ -40,7 +41,9 @@ class RowSampler:
     """
 
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
-        self.batches, self.ranks, self.rank = batches, ranks, rank
+        nothing: Any = ()  # the data set may have no length
+        super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
+        self.batches = batches
         self.before_fetch: Callable[[], object] = lambda: None
         self.sizes: deque[tuple[int, ...] | None] = deque()
         self.whole: float = 0
@@ -58,6 +61,7 @@ class RowSampler:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
+        self.set_epoch(self.epoch + 1)
         self.seen = [] if self.records else None
         self.sizes = deque()  # of this pass; workers read ahead
         if not self._resumes:
@@ -70,7 +74,7 @@ class RowSampler:
             indices = list(batch)
             if self.seen is not None:
                 self.seen.append(indices)
-            sizes = even_sizes(len(indices), self.ranks)
+            sizes = even_sizes(len(indices), self.num_replicas)
             sharded = bool(sizes[-1])  # the last rank has the fewest rows
             queue.append(sizes if sharded else None)
             self.before_fetch()

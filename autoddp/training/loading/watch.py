@@ -19,8 +19,11 @@ DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
 
 
-def own_generators() -> list[Any]:
-    """Return all generators but the global ones of `random`, numpy and torch."""
+def own_generators(dataset: Any = None) -> list[Any]:
+    """Return all generators but the global ones of `random`, numpy and torch.
+
+    Those of `dataset` itself are found even if the garbage collector leaves it out (`gc.freeze`).
+    """
     kinds: set[type] = {random.Random, torch.Generator}
     shared: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
@@ -28,7 +31,8 @@ def own_generators() -> list[Any]:
         kinds |= {numpy.random.Generator, numpy.random.RandomState}
         shared.append(numpy.random.rand.__self__)
     # no list of them, which the search itself would find
-    found = {id(x): x for x in _live_objects(kinds)}
+    held = (x for x in getattr(dataset, "__dict__", {}).values() if type(x) in kinds)
+    found = {id(x): x for x in chain(held, _live_objects(kinds))}
     return [x for x in found.values() if not any(x is each for each in shared)]
 
 
@@ -74,7 +78,7 @@ def new_generators_exist(since: list[Any], dataset: Any) -> bool:
     """
     known = {*map(id, since)}
     held = {*map(id, getattr(dataset, "__dict__", {}).values())}
-    made = [x for x in own_generators() if id(x) not in known]
+    made = [x for x in own_generators(dataset) if id(x) not in known]
     return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
 
 
@@ -110,20 +114,29 @@ class DrawingBatch:
 
 
 class WatchingCollate:
-    """A collate function for worker processes that watches the generators."""
+    """A collate function for worker processes that watches the generators.
+
+    A forked worker knows those that its parent found: a search of its own would copy all memory
+    that they share.
+    """
 
     def __init__(self, loader: Any) -> None:
         self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
         self.before: DrawWatch | None = None
-        self.own: list[Any] | None = None  # None after the first batch
+        self.own = own_generators()
+        self.forked = self.first = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a worker that is a fresh interpreter."""
+        return {**vars(self), "own": [], "forked": False}
 
     def __call__(self, samples: Any) -> Any:
         """Collate a batch; wrap the first one for which a generator advanced in `DrawingBatch`."""
         batch = self.collate(samples)
         moved = self.before.moved() if self.before is not None else ""
-        if self.own is not None and not moved:
+        if self.first and not moved:
             moved = DRAWS if new_generators_exist(self.own, _dataset()) else ""
-        self.own = None
+        self.first = False
         if not moved:
             return batch
         self.before = None
@@ -131,9 +144,11 @@ class WatchingCollate:
 
     def begin(self, number: int) -> None:
         """Initialise a worker as the script does, then take a snapshot of the generators."""
+        if self.forked:
+            gc.freeze()
         if self.worker_init is not None:
             self.worker_init(number)
-        self.own = own_generators()
+        self.own = list({id(x): x for x in (*self.own, *own_generators(_dataset()))}.values())
         self.before = DrawWatch(self.own)
 
 
