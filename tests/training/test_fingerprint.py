@@ -77,11 +77,10 @@ def steps(count):
 
 
 @pytest.mark.parametrize("what", DRIFTS)
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, size, tmp_path):
+def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, tmp_path):
     def script(rank):
         model, optimizer = steps(consistency.CHECKED)
-        if rank == size - 1:
+        if rank == 2:
             DRIFTS[what](model)
         path = tmp_path / "model.pt"
         saved = said(lambda: torch.save(model.state_dict(), path))
@@ -94,10 +93,10 @@ def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, siz
 
         return saved, path.exists(), said(step), said(step)
 
-    for saved, there, quiet, stepped in on_ranks(script, size):
+    for saved, there, quiet, stepped in on_ranks(script, 3):
         assert what in saved
         assert "is not the same on all ranks" in saved
-        assert f"rank {size - 1} " in saved
+        assert "rank 2 " in saved
         assert not there  # a checkpoint of ranks that differ is not written
         assert not quiet  # between two comparisons
         assert what in stepped
