@@ -20,21 +20,16 @@ def warn_at_place(warn: Callable[..., None]) -> Callable[..., None]:
     """Return what stands in for `warnings.warn`."""
 
     def warn_there(
-        message: Any,
-        category: Any = None,
-        stacklevel: int = 1,
-        source: Any = None,
-        *,
-        skip_file_prefixes: tuple[str, ...] = (),  # from Python 3.12 on
+        message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **more: Any
     ) -> None:
+        prefixes = more.pop("skip_file_prefixes", ()) if sys.version_info >= (3, 12) else ()
         frames = [frame for frame, _ in outwards(sys._getframe(1)) if not _skipped(frame)]
         levels = [(frame, level) for level, frame in enumerate(frames, 2)]  # 2: who calls this
         first, *others = visible(reversed(levels))[::-1] or levels
-        named = [n for f, n in others if not f.f_code.co_filename.startswith(skip_file_prefixes)]
+        named = [n for f, n in others if not f.f_code.co_filename.startswith(prefixes)]
         named = [first[1], *named, len(frames) + 2]  # the last is outside of all frames
-        at = max(stacklevel, 2 if skip_file_prefixes else 1)
-        level = named[:at][-1]
-        return warn(message, category, level, source)
+        at = max(stacklevel, 2 if prefixes else 1)
+        return warn(message, category, named[:at][-1], source, **more)
 
     return warn_there
 
