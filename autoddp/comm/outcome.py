@@ -37,16 +37,21 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """Return this outcome as a message."""
-        return pickle.dumps((self.value, [] if self.error is None else _forms(self.error)))
+        error = self.error
+        if error is None:
+            return pickle.dumps((self.value, None, ""))
+        return pickle.dumps((None, _forms(error), f"rank 0: {type(error).__name__}: {error}"))
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Outcome:
         """Read what `to_bytes` made: of an exception, the first form that can be made here."""
-        value, forms = pickle.loads(message)
+        value, forms, text = pickle.loads(message)
+        if forms is None:
+            return cls(value)
         for form in forms:
             with suppress(Exception):  # a class that rank 0 alone has imported
                 return cls(error=pickle.loads(form).made())
-        return cls(value)
+        return cls(error=RemoteError(text))
 
 
 class Form(NamedTuple):
@@ -71,18 +76,16 @@ class Form(NamedTuple):
 
 
 def _forms(error: BaseException) -> list[bytes]:
-    """Return forms of an exception for other ranks: of its class, then of what it derives from.
+    """Return forms of an exception for other ranks: of its class, and of its builtin base.
 
     A script can catch it only by a class that its rank has imported; a builtin one is everywhere.
     """
     own, text = type(error), str(error)
     attributes = {name: x for name, x in vars(error).items() if _is_data(x)}
-    given = _arguments(error)
-    forms = [Form(own, given, error.args if _is_data(error.args) else given, attributes, text)]
-    if own.__module__ != "builtins":
-        builtin = next(kind for kind in own.__mro__ if kind.__module__ == "builtins")
-        if builtin in (Exception, BaseException):
-            builtin, text = RemoteError, f"rank 0: {own.__name__}: {text}"
+    given, as_given = _arguments(error), _is_data(error.args)
+    forms = [Form(own, given, error.args if as_given else given, attributes, text)]
+    builtin = next(kind for kind in own.__mro__ if kind.__module__ == "builtins")
+    if (not as_given) if builtin is own else builtin not in (Exception, BaseException):
         forms.append(Form(builtin, (text,), (text,), attributes, text))
     found = []
     for form in forms:

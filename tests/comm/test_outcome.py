@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autoddp.comm.outcome import Outcome
-from autoddp.errors import BadInput
+from autoddp.errors import BadInput, RemoteError
 
 
 def travelled(outcome):
@@ -77,3 +77,19 @@ def test_what_no_rank_finds_by_its_name_is_caught_as_what_it_derives_from():
     kind = type("ArrowInvalid", (ValueError,), {})
     back = travelled(Outcome(error=kind("no column"))).error
     assert (type(back), str(back)) == (ValueError, "no column")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError({"lr": 1}), ValueError),  # its argument is no plain data
+        (Exception(object), Exception),
+        (type("Local", (Exception,), {})("own"), RemoteError),
+        (type("Decodes", (UnicodeDecodeError,), {})("utf-8", b"", 0, 1, "bad"), RemoteError),
+    ],
+    ids=["argument", "class", "own", "base"],
+)
+def test_an_exception_never_arrives_as_a_value(error, kind):
+    back = travelled(Outcome(error=error)).error
+    assert type(back) is kind
+    assert str(error) in str(back)
