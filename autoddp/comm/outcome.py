@@ -85,8 +85,10 @@ def _forms(error: BaseException) -> list[bytes]:
     given, as_given = _arguments(error), _is_data(error.args)
     forms = [Form(own, given, error.args if as_given else given, attributes, text)]
     builtin = next(kind for kind in own.__mro__ if kind.__module__ == "builtins")
-    if (not as_given) if builtin is own else builtin not in (Exception, BaseException):
-        forms.append(Form(builtin, (text,), (text,), attributes, text))
+    bases = [] if as_given else [own]
+    if builtin not in (own, Exception, BaseException):
+        bases.append(builtin)
+    forms += [Form(kind, (text,), (text,), attributes, text) for kind in bases]
     found = []
     for form in forms:
         with suppress(Exception):  # a class of a function has no name by which it is found
