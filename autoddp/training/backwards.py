@@ -70,7 +70,7 @@ class Backwards:
         if inputs is not None or graph or not leaves.dense:
             plain(tops, **given)
         else:
-            self._reduce(plain, tops, given, leaves)
+            self.reduce(plain, tops, given, leaves)
             found = {id(leaf): leaf for leaf in leaves.others} | self.hidden
             for leaf in leaves.dense:
                 found.pop(id(leaf), None)
@@ -78,9 +78,7 @@ class Backwards:
             found = {id(x): x for x in inputs if id(x) in found}
         self.replicas.average(self.view.order.sorted(found.values()), _mean if graph else None)
 
-    def _reduce(
-        self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
-    ) -> None:
+    def reduce(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
         """Run a backward with its reducer.
 
         The reducer gives zeros to leaves that no gradient has reached. These are removed: an

@@ -110,9 +110,7 @@ class LateBackwards(Backwards):
         super().__init__(view)
         self.pending = PendingGradients(self.replicas, view.context)
 
-    def _reduce(
-        self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
-    ) -> None:
+    def reduce(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
         """Run a backward without the reducer if it may be late, else with it."""
         late, pending = self._late(self.replicas.of(leaves), leaves), self.pending
         held = late or any(id(leaf) in pending.leaves for leaf in leaves.dense)
@@ -120,7 +118,7 @@ class LateBackwards(Backwards):
             if late:
                 plain(tops, **given)
             else:
-                super()._reduce(plain, tops, given, leaves)
+                super().reduce(plain, tops, given, leaves)
         except BaseException:
             if held:  # what was late is so still, with what this backward has added
                 pending.add(leaves.dense)

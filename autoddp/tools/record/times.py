@@ -30,6 +30,7 @@ from autoddp.comm.node_memory import NodeMemory
 from autoddp.comm.world import World
 from autoddp.tools.record.recording import GATHERING, GRADIENTS, LOADING, PARTS
 from autoddp.torch_internals import after_backward
+from autoddp.training.backwards import Backwards
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 
@@ -57,7 +58,7 @@ class Times:
         for name in ("average", "average_dense"):
             around(undo, Replicas, name, self.timed(GRADIENTS))
         around(undo, NodeMemory, "all_reduce", self.timed(GRADIENTS))  # of a bucket
-        around(undo, Replicas, "arm", self.arm)
+        around(undo, Backwards, "reduce", self.reduce)
 
     # ---- the parts of a step
 
@@ -129,14 +130,12 @@ class Times:
         finally:
             self.leave()  # the wait for gradients
 
-    def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> Any:
-        """Arm the replicas, and count what follows this rank's own backward as gradients.
+    def reduce(self, plain: Any, backwards: Any, run: Any, tops: list[Tensor], *more: Any) -> None:
+        """Run a backward, and count what follows this rank's own part of it as gradients.
 
         Torch runs callbacks in the order in which they were queued: this one first, then DDP's,
         which waits for its buckets.
         """
-        made = plain(replicas, leaves, roots)
-        root = next(top for top in roots if top.requires_grad)
 
         def first(gradient: Tensor) -> None:
             handle.remove()
@@ -146,8 +145,8 @@ class Times:
             if self.inside is None:
                 self.inside, self.entered = GRADIENTS, now()
 
-        handle = root.register_hook(first)
-        return made
+        handle = next(top for top in tops if top.requires_grad).register_hook(first)
+        plain(backwards, run, tops, *more)
 
     def step(self, optimizer: Any) -> dict[str, Any]:
         """Return the entry of a step; a second optimizer after one backward has none.
