@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from autoddp.errors import RemoteError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """A value that can be pickled, or an exception that was raised."""
 
@@ -30,10 +30,19 @@ class Outcome:
             return cls(error=error)
 
     def unwrap(self) -> Any:
-        """Return the value, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
+        """Return the value, or raise the error, once.
+
+        The error keeps the frames that it passes, and these may keep this outcome: it lets go of
+        the error, or what the script's frames hold would live until the next garbage collection.
+        """
+        error = self.error
+        if error is None:
+            return self.value
+        self.error = RemoteError(f"{type(error).__name__} was raised before")
+        try:
+            raise error
+        finally:
+            del error
 
     def to_bytes(self) -> bytes:
         """Return this outcome as a message."""

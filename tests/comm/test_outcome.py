@@ -1,9 +1,12 @@
 import configparser
+import gc
 import io
 import json
+import os
 import ssl
 import subprocess
 import termios
+import weakref
 from email.message import Message
 from urllib.error import ContentTooShortError, HTTPError, URLError
 
@@ -93,3 +96,25 @@ def test_an_exception_never_arrives_as_a_value(error, kind):
     back = travelled(Outcome(error=error)).error
     assert type(back) is kind
     assert str(error) in str(back)
+
+
+def test_an_error_that_was_caught_keeps_nothing_alive():
+    """As in one process, where a file is closed, and memory is free, when a function returns."""
+
+    class Held:
+        """What a frame of the script holds."""
+
+    def asks():
+        held, outcome = Held(), Outcome.of(lambda: os.stat("no such file"))
+        with pytest.raises(FileNotFoundError):
+            outcome.unwrap()
+        with pytest.raises(RemoteError, match="FileNotFoundError was raised before"):
+            outcome.unwrap()
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asks()() is None
+    finally:
+        gc.enable()
