@@ -45,6 +45,15 @@ except EOFError as error:
 KEYS = [("name? ", "me\n"), ("word? ", "secret\n"), ("line?", "one\n"), ("one", "two\n")]
 KEYS += [("end? ", "\4")]
 
+SIZES = """
+import os
+for _ in range(2):
+    try:
+        os.get_terminal_size()
+    except OSError as error:
+        print(error)
+"""
+
 DEBUGGED = """
 import torch
 def double(x):
@@ -87,7 +96,7 @@ def test_a_terminal_shows_what_python_shows(command):
 
 
 def test_a_pipe_gets_what_python_gives_it_in_the_same_order(command):
-    source = EVERY_WAY + "print('a')\nprint('b', file=sys.stderr)\nprint('c')\n"
+    source = EVERY_WAY + SIZES + "print('a')\nprint('b', file=sys.stderr)\nprint('c')\n"
     alone, log = command(in_pipe, source)
     assert alone[0] == 0
     assert log.endswith("a\nb\nc\n")
