@@ -144,10 +144,10 @@ class WatchingCollate:
 
     def begin(self, number: int) -> None:
         """Initialise a worker as the script does, then take a snapshot of the generators."""
-        if self.forked:
-            gc.freeze()
         if self.worker_init is not None:
-            self.worker_init(number)
+            self.worker_init(number)  # may put a generator into any object of before
+        elif self.forked:
+            gc.freeze()
         self.own = list({id(x): x for x in (*self.own, *own_generators(_dataset()))}.values())
         self.before = DrawWatch(self.own)
 
