@@ -29,34 +29,39 @@ class ModuleEntry:
     def __init__(self, view: View) -> None:
         self.view = view
         self.depth = 0  # above 0 inside a module's call
-        self.dims: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self.dims: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
 
     def call(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Call `run(module, *args, **kwargs)` after sharding plain tensors that hold the batch."""
-        dim = self._batch_dim(module)
-        given, named = self._sharded(dim, args, kwargs)
+        dims = self._batch_dims(module)
+        given, named = self._sharded(dims[0], args, kwargs)
         held = any(type(x) is ShardedTensor for x in (*given, *named.values()))
         work = self.view.work.turn(SHARDED if held else WHOLE)
         self.depth += 1
         try:
-            return run(module, *given, **named)
+            out = run(module, *given, **named)
+            if held and len(dims) > 1 and not _is_placed(out):
+                dims.pop(0)
+            return out
         finally:
             self.depth -= 1
             self.view.work.turn(work)
 
-    def _batch_dim(self, module: nn.Module) -> int:
-        """Return the batch dimension of inputs: 1 if a submodule has `batch_first=False`.
+    def _batch_dims(self, module: nn.Module) -> list[int]:
+        """Return the guesses for the batch dimension of inputs, of which the first is used.
 
-        The first call also records the order of the module's parameters.
+        It is 1 if a submodule has `batch_first=False`. Where the result of that is whole, the
+        module may transpose its inputs itself: then 0 is tried. The first call also records the
+        order of the module's parameters.
         """
         found = self.dims.get(module)
         if found is None:
             self.view.order.note(nn.Module.parameters(module))
             self.view.recent_modules.append(weakref.ref(module))
             firsts = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
-            found = self.dims[module] = int(False in firsts)
+            found = self.dims[module] = [1, 0, 1] if False in firsts else [0]
         return found
 
     def _sharded(self, dim: int, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -97,3 +102,9 @@ class ModuleEntry:
         shared = AliasGroup()
         shared.export(x, local, sizes, dim, raw=False)
         return ShardedTensor(local, sizes, dim, shared)
+
+
+def _is_placed(out: Any) -> bool:
+    """Return whether a module's result, or one of a tuple, is sharded or a partial sum."""
+    values = out if isinstance(out, (tuple, list)) else (out,)
+    return any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values)

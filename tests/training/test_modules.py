@@ -113,3 +113,22 @@ def test_a_forward_sees_the_whole_batch_of_which_a_rank_holds_its_rows():
         ([(True, 5, 3), (True, 2, 1)], [True, True]),
         ([(True, 5, 2), (True, 2, 1)], [True, True]),
     ]
+
+
+@pytest.mark.parametrize("transposes", [True, False])
+def test_the_batch_dimension_of_a_time_first_network_is_found(transposes):
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(5, 3)
+
+        def forward(self, x):
+            return self.rnn(x.transpose(0, 1) if transposes else x)[0]
+
+    def script(run):
+        model, x = Tagger(), torch.randn(6, 4, 5)
+        outs = [model(x) for _ in range(4)]
+        assert all(torch.allclose(out, outs[0]) for out in outs)
+        return [is_sharded(out) for out in outs]
+
+    assert on_ranks(script, 2) == [[not transposes, True, True, True]] * 2
