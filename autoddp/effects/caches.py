@@ -1,7 +1,7 @@
-"""Paths where libraries write on every rank as if without autoddp: nothing there is the job's.
+"""Paths where libraries write on every rank for real, since nothing there is a result of the job.
 
-One list serves all libraries: it goes by the place, never by the caller. A place that is not in the
-list is the job's: by a cache of its own results the script decides whether to compute them.
+One list serves all libraries: it goes by the path, never by the caller. A path that is not in the
+list is the job's: a script may decide by a cache of its results whether to compute them again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from autoddp.report import INSTALLED
 from autoddp.report.temporary import named, temporary_folder
 
 # Devices, shared memory and the kernel's own files.
-NOBODYS = ("/dev/", "/proc/", "/sys/")
+SYSTEM = ("/dev/", "/proc/", "/sys/")
 # Folders of files that the interpreter and packages keep next to their own code.
 PARTS = re.compile("|".join((*INSTALLED, "/__pycache__/")))
 # Environment variables that name folders in which libraries keep what they may make again.
-NAMED = (
+VARIABLES = (
     *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"),
     *("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"),
     *("CUDA_CACHE_PATH", "KERAS_HOME", "YOLO_CONFIG_DIR", "JOBLIB_TEMP_FOLDER", "WANDB_CACHE_DIR"),
     *("WANDB_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "PYTHONPYCACHEPREFIX"),
 )
-# The folders that hold such folders, by the variable that names each or by their place at home, and
-# what libraries call theirs.
+# Their parent folders, by the variable that names each and by their place at home, and their names.
 HOLD = {"XDG_CACHE_HOME": ".cache", "XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": ".local/share"}
 LIBRARIES = (
     *("torch", "torch_extensions", "huggingface", "matplotlib", "fontconfig", "numba", "cupy"),
@@ -38,8 +37,8 @@ AT_HOME = (
     *(".triton", ".nv", ".cupy", ".keras", ".matplotlib", ".ipython", ".jupyter", ".numba"),
     *(".cython", ".pyxbld", ".local/lib", ".netrc", ".config/git"),
 )
-# variables that say where all this is, as `os.environ` keeps them: it encodes each that it is asked
-ASKED = tuple(map(os.fsencode, ("HOME", "TMPDIR", "TEMP", "TMP", *HOLD, *NAMED)))
+# all variables that the list depends on, encoded as `os.environ` keeps them
+DEPENDS_ON = tuple(map(os.fsencode, ("HOME", "TMPDIR", "TEMP", "TMP", *HOLD, *VARIABLES)))
 # Files of Hugging Face's `datasets` that tell it whether it runs the script's function again.
 COMPUTED = re.compile(r".*/(cache-|generator/)")
 # Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
@@ -47,7 +46,7 @@ TEMPORARY = ("torchinductor_", "joblib_memmapping_folder_", "pymp-", "ray/")
 
 
 def keeps(path: str, private: set[str]) -> bool:
-    """Return whether losing `path` would cost time alone, or `path` is this rank's own.
+    """Return whether `path` is in a cache, or is this rank's own.
 
     The nearest of the folders that hold `path` decides: the job's own may lie below a temporary
     one, and a cache below the job's.
@@ -56,11 +55,11 @@ def keeps(path: str, private: set[str]) -> bool:
         path: The full path, as `paths.text` makes it.
         private: Temporary folders and files that libraries on this rank made for themselves.
     """
-    if path.startswith(NOBODYS) or PARTS.search(path) or path in private:
+    if path.startswith(SYSTEM) or PARTS.search(path) or path in private:
         return True
     job = paths.here().rstrip("/") + "/"
     variables = os.environ._data  # type: ignore[attr-defined]
-    folders, computed = _known((*map(variables.get, ASKED), tempfile.tempdir, job))
+    folders, computed = _known((*map(variables.get, DEPENDS_ON), tempfile.tempdir, job))
     within = f"{path}/"
     if not within.startswith(folders) and not any(within.startswith(f"{one}/") for one in private):
         return False  # as nearly all are
@@ -73,7 +72,7 @@ def keeps(path: str, private: set[str]) -> bool:
 
 @lru_cache(maxsize=8)
 def _known(_: tuple[bytes | str | None, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the folders of caches, and those of `datasets`, as what steers them says."""
+    """Return the folders of caches, and those of `datasets`, for these values of variables."""
     return (*_caches(),), (*_of_datasets(),)
 
 
@@ -83,7 +82,7 @@ def _caches() -> Iterator[str]:
     for variable, place in HOLD.items():
         for folder in {f"{home}/{place}", *_given(variable)}:
             yield from (f"{folder}/{name}/" for name in LIBRARIES)
-    for variable in NAMED:
+    for variable in VARIABLES:
         yield from (f"{folder}/" for folder in _given(variable))
     for folder in (temporary_folder(), *named()):
         yield from (f"{folder}/{name}" for name in TEMPORARY)

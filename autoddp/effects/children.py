@@ -25,7 +25,7 @@ QUEUE = (
     "items come from each rank's own workers, in an order that may differ between ranks: "
     "Pool.map and executors return results in one order"
 )
-# The first code that a fresh interpreter runs, which multiprocessing starts for a rank above 0.
+# The first code of an interpreter that multiprocessing starts for a rank above 0.
 MUTED = (
     "import sys; sys.path.append({!r}); from autoddp.process.muted import mute; "
     "sys.path.pop(); mute({}, {}, {!r})"
@@ -55,7 +55,7 @@ class Children(Outward):
     def follow(self, call: Call) -> Any:
         """Have the kernel end this process, a fork, when the rank ends.
 
-        It would end with the thread that has forked it: so only where that is the script's.
+        The kernel goes by the thread that forked it, so this is done on the script's thread alone.
         """
         if call.instance.daemon and self.context.on_script_thread():
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -67,7 +67,7 @@ class Children(Outward):
         why="workers of ranks above 0 that are no forks write to their rank's overlay, too",
     )
     def prepare_fresh(self, call: Call) -> Any:
-        """Have a fresh worker of a rank above 0 run `MUTED` first of all."""
+        """Have a new interpreter of a rank above 0 run `MUTED` before all else."""
         data = call.plain()
         if not self.rank or self.effects.mode() is Mode.PASS_THROUGH:
             return data
@@ -85,9 +85,9 @@ class Children(Outward):
         why="what rank 0's worker processes wrote is there before any rank reads it",
     )
     def wait_for_all(self, call: Call) -> Any:
-        """Wait for the workers of all ranks: none is ahead of another's, and the disk has it all.
+        """Wait for the same workers of all ranks, so that rank 0's files are complete.
 
-        While others still work, what this rank's have written stays theirs.
+        While other workers run, this rank's own files stay in its overlay.
         """
         itself = call.name.startswith("posix.") or call.name.endswith("Process.join")
         if not self._asks(() if itself else THROUGH):
@@ -113,12 +113,12 @@ class Children(Outward):
         return (wait([task]) and task for task in dict.fromkeys(tasks))
 
     def _asks(self, through: tuple[str, ...] = ()) -> bool:
-        """Return whether the script itself asks for results, which all ranks do in one order."""
+        """Return whether the script itself waits, which all ranks do in the same order."""
         return self.effects.mode() is Mode.SYNCED and users_call(2, through)
 
 
 class First:
-    """An object that runs `code` where it is unpickled: a process without any of autoddp yet."""
+    """An object that runs `code` where it is unpickled, before autoddp is imported there."""
 
     def __init__(self, code: str) -> None:
         self.code = code

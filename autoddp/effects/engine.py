@@ -1,7 +1,7 @@
-"""The rules that all side effects share: who makes a call, and what becomes of it.
+"""The rules that all side effects share: which ranks make a call, and whether they synchronize.
 
-A call is agreed on over all ranks only where all ranks make it, in the same order: in the rank
-itself (not in a worker process), on the thread that runs the script, outside a data set's fetch.
+A call is synchronized only where all ranks make it, in the same order: in the rank itself (not in a
+worker process), on the thread that runs the script, outside a data set's fetch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """The fate of a call that touches the outside world."""
+    """How a call that touches the outside world is made."""
 
-    PASS_THROUGH = "as if we were not there"
-    SYNCED = "rank 0 does it, for all"
-    UNSYNCED = "rank 0 does it, the others in their overlay, and nobody waits"
+    PASS_THROUGH = "every rank makes it, for real"
+    SYNCED = "rank 0 makes it, and all ranks get its outcome"
+    UNSYNCED = "rank 0 makes it, the others make it in their overlay, and no rank waits"
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class Writers:
 
 
 class Effects:
-    """The outside world as one rank may touch it."""
+    """The side effects of one rank: their mode, the overlay, and the calls of rank 0 for all."""
 
     def __init__(self, group: Group, *, synced: bool = True) -> None:
         self.group, self.context = group, group.context
         self.context.ending = self.context.over = False  # a group may have several jobs
         self.rank = group.rank
-        self.synced = synced and group.size > 1  # else nobody waits for anybody
-        self.overlay = Overlay()  # what this rank has changed, if it is not rank 0
+        self.synced = synced and group.size > 1  # else no rank waits for another
+        self.overlay = Overlay()  # the changes of this rank, if it is not rank 0
         self.nodes: Nodes | None = None  # where there are several
-        self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
+        self.before_save: list[Callable[[], None]] = []  # called on all ranks before a checkpoint
 
     def accepts_effects(self) -> bool:
-        """Return whether this is the rank itself, not in the midst of an effect or of a fetch."""
+        """Return whether this is the rank itself, not inside an effect or a fetch."""
         return not self.context.passes_through() and self.context.in_job()
 
     def in_forked_child(self) -> bool:
-        """Return whether the rank forked this process, as all ranks did, and not to load data."""
+        """Return whether this process is a fork of the rank, but no worker that loads data."""
         return self.context.in_fork() and not loads_data()
 
     def mode(self) -> Mode:
-        """Decide what becomes of an effect at this point of the script."""
+        """Return the mode of an effect at this point of the script."""
         context = self.context
         if self.in_forked_child() and self.rank:
             return Mode.PASS_THROUGH if context.passes_through() else Mode.UNSYNCED
@@ -73,15 +73,15 @@ class Effects:
         return Mode.SYNCED if self.synced else Mode.UNSYNCED
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
-        """Decide like `mode`, but PASS_THROUGH for a library; look past files in `through`."""
+        """Return `mode()`, but PASS_THROUGH for a call by a library that is not in `through`."""
         mode = self.mode()
         return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
     def touch(self, *given: Any) -> Mode:
-        """Decide on a call about paths, whoever makes it.
+        """Return the mode of a call about paths, by any caller.
 
-        What concerns caches, and what Python itself asks about code, passes through. For a
-        tracker, which works on rank 0 alone, no rank waits.
+        Calls about caches, and Python's own about code, pass through. No rank waits for a
+        tracker, which works on rank 0 alone.
         """
         mode = self.mode()
         if mode is Mode.PASS_THROUGH or any(self.keeps(path) for path in given):
@@ -91,14 +91,14 @@ class Effects:
         return Mode.UNSYNCED if mode is Mode.SYNCED and by_tracker(2) else mode
 
     def keeps(self, path: Any) -> bool:
-        """Return whether `path` is among what libraries keep, or is this rank's own."""
+        """Return whether `path` is in a cache of a library, or is this rank's own."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = paths.text(path)
         return caches.keeps(full, self.overlay.private) or self.overlay.holds(full)
 
     def reads(self) -> bool:
-        """Return whether this process sees another world than the disk, outside of an effect."""
+        """Return whether reads of this process look into the overlay first."""
         context = self.context
         if self.rank == 0 or self.overlay.idle() or context.over:
             return False
@@ -107,11 +107,11 @@ class Effects:
         return not (context.depth[Code.INTERNAL] and context.on_script_thread())
 
     def where(self, path: Any, follow: bool = True) -> Any:
-        """Return the path where this rank reads what is at `path`."""
+        """Return the path that this rank reads for `path`."""
         return self.overlay.where(path, follow) if self.reads() else path
 
     def ask_rank0(self, what: str, act: Callable[[], Any]) -> Any:
-        """Ask the outside world by `act` on rank 0, and return its answer on all ranks."""
+        """Call `act` on rank 0, and return its result on all ranks."""
         depth = self.context.depth
         depth[Code.INTERNAL] += 1  # as `internal` does; a clock is read in a few microseconds
         try:
@@ -120,11 +120,11 @@ class Effects:
             depth[Code.INTERNAL] -= 1
 
     def writers(self, path: Any, agreed: bool = True) -> Writers:
-        """Return who changes `path` for real; all ranks call this if they are `agreed`."""
+        """Return the ranks that change `path` for real; if `agreed`, all ranks call this."""
         return Writers() if self.nodes is None else self.nodes.writers(path, agreed)
 
     def repeat(self, what: str, act: Callable[[], Any], writers: Writers) -> None:
-        """Do on nodes without rank 0's folder what rank 0 has done; all raise what fails there."""
+        """Repeat rank 0's call on nodes without its folder; all ranks raise what fails there."""
         if self.nodes is not None:
             self.nodes.repeat(what, act, writers)
 
@@ -135,10 +135,10 @@ class Effects:
         tell: Callable[[Any], Any] = lambda made: made,
         writers: Writers = Writers(),
     ) -> Any:
-        """Change the outside world on rank 0 once all ranks are here; all raise its error.
+        """Call `act` on rank 0 once all ranks have come here; all ranks raise its error.
 
         Returns:
-            On the `writers` what `act` returned, on the others what `tell` makes of rank 0's.
+            The result of `act` on the `writers`, on the others `tell` of rank 0's result.
         """
         kept: Any = None
 
@@ -153,7 +153,7 @@ class Effects:
         return kept if self.rank in writers.ranks else answer
 
     def end(self) -> None:
-        """End all agreement, and remove the overlay."""
+        """End synchronization, and remove the overlay."""
         self.context.over = True
         if self.context.is_rank():
             self.overlay.end()

@@ -1,8 +1,8 @@
 """Files that are open for writing: rank 0's for real, a copy in the overlay on the other ranks.
 
-They are Python's own but for `close`, which all ranks do together: after it the file is complete
-for every rank and whatever reads it. What rank 0's close raises is raised on all ranks, and so is a
-failed write of rank 0 that leaves a `with open(...)`.
+They are Python's own files but for `close`, which all ranks call together: after it the file is
+complete for every rank and every program. An error of rank 0's close is raised on all ranks, and so
+is a failed write of rank 0 that leaves a `with open(...)`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open_file(effects: Effects, mode: Mode, call: Call) -> Any:
 
     def end(file: Any, close: Callable[[], None]) -> None:
         if file.closed or file._finalizing or effects.mode() is not Mode.SYNCED:
-            close()  # Python closes what nobody holds any more at a moment of its own
+            close()  # the garbage collector closes it, at another moment on each rank
         else:
             _close(effects, close, file.failed, full, writers)
 
@@ -54,7 +54,7 @@ def open_once(
 ) -> tuple[Any, Writers]:
     """Open a file by `act` on rank 0, on the others by `private`, with a place in the overlay.
 
-    What fails on rank 0 is raised first, as one process would raise it.
+    An error of rank 0 is raised first, as in one process.
     """
     agreed, keep = mode is Mode.SYNCED, letters.isdisjoint("wx")
     writers = effects.writers(path, agreed)
@@ -84,7 +84,7 @@ def open_once(
 
 
 def _alone(effects: Effects, path: Any, letters: set[str]) -> str:
-    """Return where a rank above 0 writes without the other ranks."""
+    """Return the path where a rank above 0 writes without waiting for the others."""
     found = effects.overlay.find(path)
     if "r" in letters and not found.seen:
         raise overlay.error(errno.ENOENT, path)
@@ -100,7 +100,7 @@ def _close(
     path: str,
     writers: Writers,
 ) -> None:
-    """Close each rank's file; from then on this rank reads the real one, if it is there."""
+    """Close each rank's file; then this rank reads the real one, if it sees it."""
 
     def act() -> None:
         close()
@@ -127,7 +127,7 @@ class _Outermost:
     """The outermost layer of an open file, which calls `end` with the file and its own close."""
 
     end: Callable[[Any, Callable[[], None]], None] = staticmethod(lambda _, close: close())
-    failed: OSError | None = None  # what ends the `with` statement of the file
+    failed: OSError | None = None  # the error that left its `with` statement
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.failed = error if isinstance(error, OSError) else None
@@ -139,7 +139,7 @@ class _Outermost:
         self.end(self, top.close)
 
 
-# by Python's classes, whose names (in `repr`, too) they have; a file without a buffer is plain
+# by Python's classes, with the same names for `repr`; a file without a buffer stays plain
 KINDS: dict[type, Any] = {
     kind: type(f"_io.{kind.__name__}", (_Outermost, kind), {})
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)

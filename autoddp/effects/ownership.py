@@ -1,4 +1,4 @@
-"""The owner of a call: the first calling frame outside the standard library and outside of us."""
+"""The owner of a call: the first calling frame outside the standard library and autoddp."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ import wrapt
 from autoddp.report import INSTALLED, is_users
 
 STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
-# Modules whose reads and writes are their own business, however they were called.
-_OWN_BUSINESS = (
+# Modules of the standard library that own what they read and write, whoever calls them.
+_OWNERS = (
     *("importlib", "linecache", "tokenize", "inspect", "warnings", "traceback", "zipimport"),
     *("multiprocessing", "concurrent", "subprocess", "platform", "ctypes"),
 )
-# What decides by the clock as a script does: a trainer's callbacks, what names runs by it, and logs
-# that are renamed by it.
+# Files of libraries that decide by the clock, as a script does: callbacks of a trainer, names of
+# runs, logs that are renamed.
 _BY_TIME = (
     *("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/"),
     *("/torch/utils/tensorboard/", "/tensorboardX/", "/logging/handlers.py"),
 )
-# Packages that run processes of their own, which each rank, or one for its node, has for itself.
+# Packages that run worker processes, of which each rank, or one rank of each node, has its own.
 _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
-# Packages that are switched off on ranks above 0: what they do, rank 0 does alone.
+# Packages that work on rank 0 alone: they are disabled on the other ranks.
 _TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
 _OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)
 NOBODY = "<nobody>"  # calls: a thread's first function may be the standard library's
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
-# The files that stand between a caller and what it calls: all of ours that is patched in, and what
-# that asks.
-_MACHINERY = tuple(
+# Files of autoddp whose frames are between a caller and what it calls.
+_BETWEEN = tuple(
     _HERE + part
     for part in (
         *("training/", "effects/", "comm/", "patching/", "process/own_groups.py"),
@@ -42,20 +41,20 @@ _MACHINERY = tuple(
     )
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
-_LINK = _HERE + "training/loading/link.py"  # calls what it needs for itself
+_LINK = _HERE + "training/loading/link.py"  # its calls are its own
 
 
 @cache
 def _passes(filename: str) -> bool:
-    """Return whether a call by this file is its caller's: the standard library's, and our own."""
-    if filename.startswith((*_MACHINERY, _WRAPT)) and not filename.startswith(_LINK):
-        return True  # first of all: we may be installed, and are no library to the user's code
+    """Return whether a call by this file counts as its caller's: the standard library, autoddp."""
+    if filename.startswith((*_BETWEEN, _WRAPT)) and not filename.startswith(_LINK):
+        return True  # first: autoddp may be installed, too
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if _of(INSTALLED, filename):
         return filename.endswith(_SESSION)
     root = filename.removeprefix(STDLIB[0]).removeprefix(STDLIB[1])
-    return root != filename and not root.startswith(_OWN_BUSINESS)
+    return root != filename and not root.startswith(_OWNERS)
 
 
 @cache
@@ -64,7 +63,7 @@ def _of(folders: tuple[str, ...], filename: str) -> bool:
 
 
 def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
-    """Return the file of the first calling frame outside the standard library, us and `through`."""
+    """Return the file of the first frame outside the standard library, autoddp and `through`."""
     frame = sys._getframe(depth)
     while _passes(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(through):
         if frame.f_back is None:
@@ -86,13 +85,13 @@ def is_pythons(file: str) -> bool:
 
 
 def by_interpreter(depth: int = 1) -> bool:
-    """Return whether the call serves no script: an import's, a traceback's, a pool's or ours."""
+    """Return whether the call is not the script's: an import's, a traceback's, a pool's."""
     file = caller(depth + 1)
     return file == NOBODY or file.startswith(_HERE) or is_pythons(file) or _of(_POOLS, file)
 
 
 def within(folders: tuple[str, ...], depth: int = 1) -> bool:
-    """Return whether a file in one of `folders` has called, for itself or by another package."""
+    """Return whether a file in one of `folders` is among the calling frames."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         if _of(folders, frame.f_code.co_filename):
@@ -102,14 +101,14 @@ def within(folders: tuple[str, ...], depth: int = 1) -> bool:
 
 
 def by_tracker(depth: int = 1) -> bool:
-    """Return whether a tracker of experiments has called; most scripts import none."""
+    """Return whether an experiment tracker is among the calling frames."""
     imported = any(name in sys.modules for name in _TRACKERS)
     return imported and within(_OF_TRACKERS, depth + 1)
 
 
 @cache
 def decides(filename: str) -> bool:
-    """Return whether a clock read by this file steers the script: the user's, or one like it."""
+    """Return whether a clock read by this file may steer the script."""
     return is_users(filename) or _of(_BY_TIME, filename)
 
 

@@ -1,6 +1,6 @@
 """Experiment trackers: the run is rank 0's, and those of the others are disabled or offline.
 
-TensorBoard writes by Python's `open`, which the overlay keeps apart, and reads rank 0's clock.
+TensorBoard needs nothing of this: it writes by Python's `open`, and reads rank 0's clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autoddp.effects.write_calls import whole
 from autoddp.patching import Call, patch
 
 NOOP = "wandb.sdk.lib.noop_run"
-# The makers of a run, and the arguments by which those of ranks above 0 are kept to themselves.
+# Constructors of runs, and the arguments that disable a run on ranks above 0, or keep it private.
 OFF: dict[str, dict[str, Any]] = {
     "comet_ml.experiment:CometExperiment.__init__": {"disabled": True},
     "aim.sdk.run:Run.__init__": {
-        "repo": None,  # in this rank's private folder: one process may open it
+        "repo": None,  # replaced by a private folder: only one process may open a repository
         **{"run_hash": None, "system_tracking_interval": None, "capture_terminal_logs": False},
     },
 }
@@ -40,9 +40,11 @@ class Trackers(Outward):
         optional=True,
     )
     def run_once(self, call: Call) -> Any:
-        """Begin a run on rank 0, whoever calls; the others' are disabled."""
+        """Start a run on rank 0, for any caller; the others' are disabled."""
         mode, noop = self.effects.mode(), sys.modules.get(NOOP)
-        if noop is None or not call.named or mode is not Mode.SYNCED:  # None: another `wandb`
+        if (
+            noop is None or not call.named or mode is not Mode.SYNCED
+        ):  # a module that is another `wandb`
             return call.plain()
 
         def parts(run: Any) -> list[Any]:
@@ -53,12 +55,12 @@ class Trackers(Outward):
             return begun
         settings, config = begun
         known = sys.modules["wandb"].run
-        again = known is not None and known.id == settings.run_id  # so has rank 0
+        again = known is not None and known.id == settings.run_id  # as on rank 0
         return known if again else noop.init_noop_run(settings, config)
 
     @patch(*OFF, why="one run: rank 0's; the others' are disabled or offline", optional=True)
     def keep_apart(self, call: Call) -> Any:
-        """Begin a run on rank 0; the others' are disabled or offline."""
+        """Start a run on rank 0; the others' are disabled or private."""
         if self.rank == 0 or self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
         given = {**OFF[call.target]}
@@ -74,7 +76,7 @@ class Trackers(Outward):
         optional=True,
     )
     def count(self, original: Any) -> Any:
-        """Make a property `step` that is rank 0's."""
+        """Make the property `step` return rank 0's value."""
 
         def step(run: Any) -> Any:
             read = partial(original.fget, run)
@@ -105,7 +107,7 @@ class Trackers(Outward):
         optional=True,
     )
     def log_whole(self, call: Call) -> Any:
-        """Log whole values: a loss is summed over ranks when it is read, by all of them."""
+        """Log whole values: all ranks read a loss, which sums it."""
         if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
         args, kwargs = tree_map(_number, whole((call.args, call.kwargs)))
