@@ -19,7 +19,7 @@ from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
+from autoddp.comm.node_memory import OPERATIONS, NodeMemory, shared
 from autoddp.comm.patience import Patience, silent
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
@@ -64,13 +64,11 @@ class Group(Rpc):
         # where all ranks are on one node: for collectives, and for the gradients of a backward
         self.memory: NodeMemory | None = None
         self.gradient_memory: NodeMemory | None = None
-        self.unshared = ""  # why they share none, though there are such ranks
         super().__init__()
         if self.size == world.local_world_size > 1 and not native:
-            found, self.unshared = share(self.rank, self.size, 2, channel.calls, self.confer)
-            if found:
-                self.memory, self.gradient_memory = found
-                self.collective_check.memory = self.memory
+            lines = channel.calls, channel.meetings
+            self.memory = self.collective_check.memory = shared(self.rank, self.size, *lines)
+            self.gradient_memory = shared(self.rank, self.size, *lines)
 
     @classmethod
     def join(
@@ -129,9 +127,6 @@ class Group(Rpc):
     def leave(self) -> None:
         """Close the lines to the other ranks: to those that still wait, this one has ended."""
         self.channel.close()
-        for memory in (self.memory, self.gradient_memory):
-            if memory is not None:
-                memory.barrier.leave()
 
     # ---- tensors
 

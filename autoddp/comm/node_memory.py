@@ -8,7 +8,6 @@ ends, however that happens.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import socket
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from autoddp.comm.line import Lines
 from autoddp.comm.node_barrier import NodeBarrier, room
-from autoddp.errors import Disagreement
+from autoddp.errors import Disagreement, RankEnded
 
 SLOT = 1 << 20  # bytes of a piece: larger tensors take one piece after the other
 SMALL = 1 << 15  # bytes that each rank reduces whole, which takes less than to wait once more
@@ -48,13 +47,14 @@ class NodeMemory:
     Args:
         rank: The number of this rank, whose node has all ranks of the job.
         count: The number of ranks.
-        descriptor: The memory's, of `size(count)` bytes; this object closes it.
+        descriptor: The memory's, of `size(count)` bytes.
+        lines: Connections between rank 0 and the others, which close when a rank ends.
     """
 
-    def __init__(self, rank: int, count: int, descriptor: int) -> None:
-        self.rank, self.count, self.descriptor = rank, count, descriptor
+    def __init__(self, rank: int, count: int, descriptor: int, lines: Lines) -> None:
+        self.rank, self.count = rank, count
         self._map = mmap.mmap(descriptor, size(count))
-        self.barrier = NodeBarrier(rank, count, descriptor, self._map)
+        self.barrier = NodeBarrier(rank, count, self._map, lines)
         # where slots begin: a rank may read what the last call left, until the next but one
         starts = [*range(room(count), size(count), HEAD + SLOT)]
         self._halves = starts[:count], starts[count:]
@@ -63,16 +63,13 @@ class NodeMemory:
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._views = lru_cache(256)(self._views_of)
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
-
     @torch.no_grad()
     def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
         """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`.
 
         Raises:
             Disagreement: Ranks bring tensors of different sizes.
-            DistNetworkError: Another rank has ended.
+            DistNetworkError: Another rank has ended, see `NodeBarrier`.
         """
         for piece in _pieces(x):
             if piece.nbytes <= self._alone:
@@ -200,50 +197,30 @@ def size(many: int) -> int:
     return room(many) + 2 * many * (HEAD + SLOT)
 
 
-def nameless(count: int) -> int:
-    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
-    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, count)
-    return descriptor
-
-
-def share(
-    rank: int, count: int, many: int, lines: Lines, confer: Callable[[str, bytes], bytes]
-) -> tuple[list[NodeMemory], str]:
-    """Share so many memories between the ranks of a node, all of which call this.
+def shared(rank: int, count: int, fresh: Lines, lines: Lines) -> NodeMemory:
+    """Make a memory of all ranks of a node, each of which calls this.
 
     Args:
         rank: The number of this rank.
         count: The number of ranks.
-        many: The number of memories.
-        lines: Unix sockets between rank 0 and the others, by which nothing was sent yet.
-        confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
+        fresh: Unix sockets between rank 0 and the others, by which no message was sent yet.
+        lines: Those that show when a rank has ended.
 
-    Returns:
-        This rank's view of each; if a rank has none, on all ranks none, and why.
+    Raises:
+        RankEnded: Rank 0 has ended before.
     """
-    made, failed = [], ""
-    try:
-        if rank:
-            cloexec = socket.MSG_CMSG_CLOEXEC
-            descriptors = socket.recv_fds(lines[0].socket, 1, many, cloexec)[1]
-        else:
-            descriptors = _sent(lines, many, size(count))
-        made = [NodeMemory(rank, count, descriptor) for descriptor in descriptors]
-    except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
-        failed = getattr(error, "strerror", None) or str(error)
-    # once all hold their locks
-    found: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
-    if any(found):
-        return [], next(f"rank {other}: {why}" for other, why in enumerate(found) if why)
-    return made, ""
-
-
-def _sent(lines: Lines, many: int, count: int) -> list[int]:
-    made: list[int] = []
-    try:
-        made = [nameless(count) for _ in range(many)]
-    finally:
-        for line in lines.values():
-            socket.send_fds(line.socket, [b"."], made)
+    if rank == 0:
+        # without a name: a container's small /dev/shm does not limit it
+        descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size(count))
+        made = NodeMemory(rank, count, descriptor, lines)
+        for line in fresh.values():
+            socket.send_fds(line.socket, [b"."], [descriptor])
+    else:
+        found = socket.recv_fds(fresh[0].socket, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
+        if not found:
+            raise RankEnded("rank 0 has ended before it shared its memory")
+        descriptor = found[0]
+        made = NodeMemory(rank, count, descriptor, lines)
+    os.close(descriptor)
     return made
