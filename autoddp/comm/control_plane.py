@@ -31,7 +31,7 @@ KEY = "channel"  # in the store: the addresses of rank 0, and the key
 HELLO = struct.Struct(">16sIB")  # the key, the rank, the number of its connection
 GREETING = 5.0  # seconds in which whoever connects must have sent that
 DIALLED = 60.0  # seconds in which another node must answer
-TICK = 0.05  # seconds between two looks at the store
+TICK = 0.05  # seconds between two looks at how long the wait is
 
 Sockets = list[dict[int, socket.socket]]  # by number of the connection, and by rank
 
@@ -87,7 +87,7 @@ def connect(
         The sockets to each other rank on the first, those to the first on another one.
 
     Raises:
-        AutoDDPError: A rank does not come in time, or does not reach the first.
+        AutoDDPError: A rank does not come in time, or this one does not reach the first.
     """
     if rank == ranks[0]:
         return _accept(ranks, store, key, patience, address, count)
@@ -98,7 +98,6 @@ def connect(
         for number, connected in enumerate(made):
             connected.sendall(HELLO.pack(bytes.fromhex(secret), rank, number))
     except OSError as error:
-        store.set(f"{key}/lost", f"{rank}")
         raise AutoDDPError(
             f"rank {rank} cannot reach rank {ranks[0]} at {address}:{where} "
             f"({error}); nodes need to reach node 0 at any port, as gloo does"
@@ -128,11 +127,6 @@ def _accept(
         while left:
             patience.look(lambda: missing("rank", sorted({rank for rank, _ in left}), len(ranks)))
             if not wait([listener], TICK):
-                if store.check([f"{key}/lost"]):
-                    lost = store.get(f"{key}/lost").decode()
-                    raise AutoDDPError(
-                        f"rank {lost} cannot reach rank {ranks[0]}; see what it says"
-                    )
                 continue
             connected, _ = listener.accept()
             theirs, rank, number = _greeting(connected)

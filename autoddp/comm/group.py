@@ -19,9 +19,9 @@ from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory, shared
+from autoddp.comm.node_memory import NodeMemory, shared
 from autoddp.comm.patience import Patience, silent
-from autoddp.comm.position import COLLECTIVE
+from autoddp.comm.position import WAITING
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.together import Together
@@ -144,8 +144,8 @@ class Group(Rpc):
                 write(target, place.exchange(bytes_of(target), reducing(target.dtype, op)))
                 return x
             place.agree()
-            if self.memory and target.is_cpu and target.is_contiguous() and op in OPERATIONS:
-                self.memory.all_reduce(target, op)
+            if self.memory and target.is_cpu and target.is_contiguous() and op == SUM:
+                self.memory.all_reduce(target)
             else:
                 self.start_all_reduce(target, op).wait()
         return x
@@ -173,16 +173,7 @@ class Group(Rpc):
                 self.pg._allgather_base(whole, flat).wait()
         return out
 
-    def broadcast(self, tensors: list[Tensor]) -> None:
-        """Fill the tensors, on every rank, with what they hold on rank 0."""
-        with self.together(f"broadcast of {len(tensors)} tensors", tensors[0]) as place:
-            place.agree()
-            with plain_tensors():
-                works = [self.pg.broadcast([x], dist.BroadcastOptions()) for x in tensors]
-                for work in works:
-                    work.wait()
-
-    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Together:
+    def together(self, what: str, x: Tensor, kind: str = WAITING) -> Together:
         """Return a place of the program at which all ranks wait for each other.
 
         They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one

@@ -12,12 +12,10 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autoddp.comm.line import Lines
@@ -31,11 +29,6 @@ SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
 HEAD = 64  # bytes for that, a line of the cache
 # halves of all but the smallest of these numbers are exact: before a sum as after
 HALVED = (torch.float32, torch.float64, torch.bfloat16)
-OPERATIONS: dict[Any, Callable[..., Tensor]] = {
-    dist.ReduceOp.SUM: torch.add,
-    dist.ReduceOp.MIN: torch.minimum,
-    dist.ReduceOp.MAX: torch.maximum,
-}
 
 
 class NodeMemory:
@@ -64,8 +57,8 @@ class NodeMemory:
         self._views = lru_cache(256)(self._views_of)
 
     @torch.no_grad()
-    def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
-        """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`.
+    def all_reduce(self, x: Tensor, mean: bool = False) -> None:
+        """Replace `x`, which is contiguous, by the sum or the mean over the ranks.
 
         Raises:
             Disagreement: Ranks bring tensors of different sizes.
@@ -73,22 +66,22 @@ class NodeMemory:
         """
         for piece in _pieces(x):
             if piece.nbytes <= self._alone:
-                self._reduce_alone(piece, op, share)
+                self._reduce_alone(piece, mean)
             else:
-                self._reduce_part(piece, op, share)
+                self._reduce_part(piece, mean)
 
-    def _reduce_alone(self, x: Tensor, op: Any, share: int) -> None:
+    def _reduce_alone(self, x: Tensor, mean: bool) -> None:
         """Reduce all of a piece here, as every rank does."""
         slots = self._next(x)
-        if share == PAIR and x.dtype in HALVED:
+        if mean and self.count == PAIR and x.dtype in HALVED:
             torch.mul(x, 1 / PAIR, out=slots[self.rank])  # one pass less
-            share = 1
+            mean = False
         else:
             slots[self.rank].copy_(x)
         self._wait_alike()
-        _combine(slots, op, share, x)
+        _combine(slots, mean, x)
 
-    def _reduce_part(self, x: Tensor, op: Any, share: int) -> None:
+    def _reduce_part(self, x: Tensor, mean: bool) -> None:
         """Reduce one part of a piece here, and take the others' from their slots."""
         slots, cuts = self._next(x), _cuts(x.numel(), self.count)
         own, mine = slots[self.rank], cuts[self.rank]
@@ -98,7 +91,7 @@ class NodeMemory:
         self._wait_alike()
         # nobody reads this rank's part of its own slot before all have waited again
         parts = [x[mine] if slot is own else slot[mine] for slot in slots]
-        _combine(parts, op, share, own[mine])
+        _combine(parts, mean, own[mine])
         self.barrier.wait()
         for slot, cut in zip(slots, cuts, strict=True):
             x[cut].copy_(slot[cut])
@@ -147,34 +140,30 @@ class NodeMemory:
         """Wait for all ranks, and check that they bring pieces of one size."""
         self.barrier.wait()
         sizes = self._sizes()
-        if sizes.count(sizes[0]) == len(sizes):
-            return
-        other = next(rank for rank, found in enumerate(sizes) if found != sizes[0])
-        (count, each), (first, first_each) = sizes[other], sizes[0]
-        raise Disagreement(
-            f"rank {other} brings {count} elements of {each} bytes where rank 0 brings {first} of "
-            f"{first_each}; a decision in the script differs between ranks"
-        )
+        if sizes.count(sizes[0]) != len(sizes):
+            raise Disagreement(
+                f"ranks bring tensors of different sizes (elements, bytes of each): {sizes}; "
+                "a decision in the script differs between ranks"
+            )
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [SIZES.unpack_from(self._map, start) for start in self._halves[self._half]]
 
 
-def _combine(parts: list[Tensor], op: Any, share: int, out: Tensor) -> None:
-    """Reduce what all ranks bring into `out`, in their order, and divide it by `share`.
+def _combine(parts: list[Tensor], mean: bool, out: Tensor) -> None:
+    """Write the sum or the mean of what all ranks bring into `out`, in their order.
 
     Where all bring the same, as of work that is not split, that is the mean: a sum that is divided
     by three or five would be off by its rounding. What differs does so early.
     """
-    if share == len(parts) and all(torch.equal(parts[0], part) for part in parts[1:]):
+    if mean and all(torch.equal(parts[0], part) for part in parts[1:]):
         out.copy_(parts[0])
         return
-    reduce = OPERATIONS[op]
-    reduce(parts[0], parts[1], out=out)
+    torch.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
-        reduce(out, part, out=out)
-    if share != 1:
-        out.div_(share)
+        out.add_(part)
+    if mean:
+        out.div_(len(parts))
 
 
 def _pieces(x: Tensor) -> Iterable[Tensor]:

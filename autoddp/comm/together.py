@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -50,30 +49,12 @@ class Together:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         group = self._group
+        lost = isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
         try:
-            wait_for_an_end(group, error)
+            # torch's own message names a rank that did nothing wrong
+            if isinstance(error, RuntimeError) and lost:
+                await_end(group.store, group.rank)
         finally:
             self._at.__exit__()
         if error is None and self._is_point:
             group.signal_sync.leave()
-
-
-@contextmanager
-def told_by_launcher(group: Group) -> Iterator[None]:
-    """Leave it to the launcher to report a rank that the backend loses inside, away from a place.
-
-    Torch's own message names a rank that did nothing wrong.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        wait_for_an_end(group, error)
-        raise
-
-
-def wait_for_an_end(group: Group, error: BaseException | None) -> None:
-    """Wait for this rank's end if the backend has lost another one: gloo raises a RuntimeError."""
-    if isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
-    ):
-        await_end(group.store, group.rank)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
@@ -155,28 +155,6 @@ def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
     if name in given and given[name].before is None:
         # `del` would remove it for C
         os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
-    """Give this process and what it starts, for a while, the environment of one plain process."""
-    seen, plain = dict(os.environ), without(os.environ, given)
-    for name in given:
-        _set(name, plain.get(name))
-    try:
-        yield
-    finally:
-        for name, ours in given.items():
-            _set(name, seen.get(name))
-            if name not in seen and ours.before is None:
-                os.putenv(name, ours.value)  # see `keep_to_libraries`
-
-
-def _set(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    os.unsetenv(name)  # a variable that C alone sees
-    if value is not None:
-        os.environ[name] = value
 
 
 def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:

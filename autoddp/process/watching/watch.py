@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.place import HERE
-from autoddp.comm.position import COLLECTIVE
+from autoddp.comm.position import WAITING
 from autoddp.errors import Disagreement, RankEnded, one_line
 from autoddp.process import streams
 from autoddp.process.watching.judge import RankStatus, judge
@@ -92,7 +92,7 @@ class Watch:
         behind = self.progress.behind() if self.group.native else 0.0
         idle = max(idle, behind)
         if behind and not kind:  # the rank waits for its device, and the device for other ranks
-            kind, words = COLLECTIVE, self.group.collective_check.newest()
+            kind, words = WAITING, self.group.collective_check.newest()
             waited = behind
         stack = [f"{socket.gethostname()}, process {os.getpid()}"]
         if HERE.raised is not None:
