@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch import Tensor
 from autoddp import torch_internals
 from autoddp.comm.in_order import InOrder, differ, without_file
 from autoddp.comm.signal_sync import SignalSync
-from autoddp.report import places, users_frame
+from autoddp.report import users_line
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from autoddp.comm.line import Lines
     from autoddp.comm.node_memory import NodeMemory
 
-MOST = 4096  # kinds of collective whose words are kept
 Merge = Callable[[list[bytes]], bytes]
 
 
@@ -42,7 +41,6 @@ class CollectiveCheck(InOrder):
 
     def __init__(self, rank: int, lines: Lines, store: Store, signals: SignalSync) -> None:
         super().__init__(rank, lines, store, signals)
-        self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         self._count = self._checksum = 0  # of all stamps
         self._noted = ""  # the newest stamp, if it was only noted
@@ -50,17 +48,9 @@ class CollectiveCheck(InOrder):
 
     def words(self, what: str, x: Tensor) -> str:
         """Describe the collective that this rank is about to enter, with the user's line."""
-        frame = users_frame(3)
-        key = (what, x.dtype, x.shape, x.device.type, frame and (frame.f_code, frame.f_lineno))
-        words = self._words.get(key)
-        if words is None:
-            if len(self._words) == MOST:
-                self._words.clear()
-            dtype = str(x.dtype).removeprefix("torch.")
-            device = "" if x.device.type == "cpu" else f" on {x.device.type}"
-            where = places.named(frame)
-            words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"
-        return words
+        dtype = str(x.dtype).removeprefix("torch.")
+        device = "" if x.is_cpu else f" on {x.device.type}"
+        return f"{what} of {dtype}{list(x.shape)}{device} at {users_line(3)}"
 
     def note(self, stamp: str) -> None:
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
@@ -97,8 +87,8 @@ class CollectiveCheck(InOrder):
             messages = self.memory.exchange(b"\0".join(mine))
         except dist.DistNetworkError:
             return None
-        found = [message.split(b"\0", 3) for message in messages or ()]
-        alike = found and all(past == found[0][1] for _, past, *_ in found)
+        found = [message.split(b"\0", 3) for message in messages]
+        alike = all(past == found[0][1] for _, past, *_ in found)
         return found if alike and not any(differ(each[0], found[0][0]) for each in found) else None
 
     def _lead(

@@ -107,17 +107,14 @@ class NodeMemory:
             for row, slot in zip(out, slots, strict=True):
                 row[start : start + SLOT].copy_(slot)
 
-    def exchange(self, message: bytes) -> list[bytes] | None:
-        """Return the messages of all ranks; None, on all, if one is too long for a slot."""
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Return the messages of all ranks, each of which has room in a slot."""
+        assert len(message) <= SLOT
         start = self._begin(len(message), 1) + HEAD
-        if len(message) <= SLOT:
-            self._map[start : start + len(message)] = message
+        self._map[start : start + len(message)] = message
         self.barrier.wait()
-        lengths = [length for length, _ in self._sizes()]
-        if max(lengths) > SLOT:
-            return None
         starts = [start + HEAD for start in self._halves[self._half]]
-        return [self._map[at : at + n] for at, n in zip(starts, lengths, strict=True)]
+        return [self._map[at : at + n] for at, (n, _) in zip(starts, self._sizes(), strict=True)]
 
     def _begin(self, count: int, each: int) -> int:
         """Return where this rank's next slot begins; its head holds count and size of elements."""
