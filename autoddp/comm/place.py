@@ -21,7 +21,8 @@ class Place:
         """Return the world that a session set, else a launcher's variables', else one process's."""
         if self.world is not None:
             return self.world
-        return World.read(os.environ) if World.inside_a_job(os.environ) else World()
+        launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        return World.read(os.environ) if launched else World()
 
 
 # the one global: anything may ask a process about its place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, MutableMapping
@@ -60,11 +59,6 @@ class World:
     master_port: int = 0
     agent_store: bool = False
 
-    @staticmethod
-    def inside_a_job(environ: Mapping[str, str]) -> bool:
-        """Return whether a launcher (torchrun or autoddp's) started this process as a rank."""
-        return "RANK" in environ and "WORLD_SIZE" in environ
-
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> World:
         """Read this process's place from torchrun's variables.
@@ -94,11 +88,6 @@ class World:
         if not is_host(world.master_addr):
             raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; {ANEW}")
         return world
-
-    def nodes(self, environ: Mapping[str, str]) -> int:
-        """Return the number of nodes: the launcher's, else as if all have as many ranks."""
-        alike = math.ceil(self.world_size / self.local_world_size)
-        return int(environ.get("GROUP_WORLD_SIZE", alike))
 
     def variables(self, nodes: int) -> dict[str, str]:
         """Return the variables that torchrun would set for a rank of a job on `nodes`."""
