@@ -125,33 +125,15 @@ def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
     return {name: environ.pop(name) for name in names}
 
 
-@dataclass(frozen=True)
-class GivenVariable:
-    """A variable that was set for a rank, and its value before."""
-
-    value: str
-    before: str | None
-
-
-def give(given: dict[str, GivenVariable], name: str, value: str) -> None:
-    """Set a variable of this process, and remember the value that one plain process has."""
-    given[name] = GivenVariable(value, os.environ.get(name))
+def give(given: set[str], name: str, value: str) -> None:
+    """Set a variable of this process, and note its name if one plain process would not have it."""
+    if name not in os.environ:
+        given.add(name)
     os.environ[name] = value
 
 
-def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
+def keep_to_libraries(given: set[str], name: str) -> None:
     """Hide a variable that was given from the script; libraries written in C still see it."""
-    if name in given and given[name].before is None:
+    if name in given:
         # `del` would remove it for C
         os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]
-
-
-def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:
-    """Copy an environment that a script gives to a program, with our variables as before."""
-    made = dict(environ)
-    for name, ours in given.items():
-        if made.get(name) == ours.value:
-            del made[name]
-            if ours.before is not None:
-                made[name] = ours.before
-    return made

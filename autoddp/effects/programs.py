@@ -18,8 +18,6 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from autoddp.comm.place import HERE
-from autoddp.comm.world import without
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.effects.ownership import by_tracker, users_call, within
@@ -83,8 +81,8 @@ class Programs(Outward):
             return call.plain()
 
         def start() -> int:
-            env = os.environ if named.get("env") is None else named["env"]
-            call.changed(env=without(env, HERE.given))
+            # without what is hidden from the script in `os.environ`
+            call.changed(env=os.environ if named.get("env") is None else named["env"])
             return int(process.pid)
 
         process.pid = self._run("subprocess.Popen", start)
