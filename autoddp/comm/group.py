@@ -52,10 +52,10 @@ class Group(Rpc):
         channel: Channel,
         native: bool = False,
     ) -> None:
-        self.world, self.pg, self.store, self.channel = world, pg, store, channel
+        super().__init__(world.rank, world.world_size, store, channel)
+        self.world, self.pg = world, pg
         # an accelerator's own backend, by which the accelerator waits, not the script
         self.native = native
-        self.rank, self.size = world.rank, world.world_size
         self.kind = ""  # torch's word for the accelerators of all ranks
         self.placed: list[int] | None = None  # what `topology.nodes` has found out
         self.gathered = 0  # bytes that came from other ranks
@@ -64,7 +64,6 @@ class Group(Rpc):
         # where all ranks are on one node: for collectives, and for the gradients of a backward
         self.memory: NodeMemory | None = None
         self.gradient_memory: NodeMemory | None = None
-        super().__init__()
         if self.size == world.local_world_size > 1 and not native:
             lines = channel.calls, channel.meetings
             self.memory = self.collective_check.memory = shared(self.rank, self.size, *lines)

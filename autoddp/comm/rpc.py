@@ -36,16 +36,9 @@ class Rpc:
         passed: The number of calls that this rank has completed.
     """
 
-    rank: int
-    size: int
-    store: Store
-    channel: Channel
-
-    def __init__(self) -> None:
-        self.context = Context()
-        self.position = Position()
-        self.passed = 0
-        rank, channel, store = self.rank, self.channel, self.store
+    def __init__(self, rank: int, size: int, store: Store, channel: Channel) -> None:
+        self.rank, self.size, self.store, self.channel = rank, size, store, channel
+        self.context, self.position, self.passed = Context(), Position(), 0
         self.signal_sync = SignalSync(rank, channel.orders, channel.calls, self.context)
         self._calls = InOrder(rank, channel.calls, store, self.signal_sync)
         self.collective_check = CollectiveCheck(rank, channel.meetings, store, self.signal_sync)
