@@ -22,17 +22,15 @@ class Together:
         stamp: The place in words, which all ranks compare.
     """
 
-    __slots__ = ("_at", "_group", "_is_point", "_kind", "_what", "_x", "stamp")
+    __slots__ = ("_at", "_group", "_is_point", "_x", "stamp")
 
     def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
-        self._group, self._what, self._x, self._kind = group, what, x, kind
+        words = group.collective_check.words(what, x)
+        self._group, self._x, self.stamp = group, x, f"{group.passed} {words}"
+        self._at = group.position.at(kind, words)
 
     def __enter__(self) -> Together:
-        group = self._group
-        words = group.collective_check.words(self._what, self._x)
-        self.stamp = f"{group.passed} {words}"
-        self._is_point = group.signal_sync.here() and not torch_internals.in_backward()
-        self._at = group.position.at(self._kind, words)
+        self._is_point = self._group.signal_sync.here() and not torch_internals.in_backward()
         self._at.__enter__()
         return self
 
