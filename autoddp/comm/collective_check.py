@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
@@ -75,9 +75,17 @@ class CollectiveCheck(InOrder):
             if found is not None:
                 self.signals.ordered(found[0][2])
                 return merge([body for *_, body in found])
-            if self.rank == 0:
-                return self._lead(place, past, noted, order, body, merge)
-            return self.receive(place, b"\0".join((past, noted, body)))
+            if self.rank:
+                return self.receive(place, b"\0".join((past, noted, body)))
+            bodies = [body]
+            for rank, data in self.gather(place).items():
+                theirs, last, other = data.split(b"\0", 2)
+                if theirs != past and not torch_internals.in_backward():  # other threads go on
+                    self._apart(rank, last, noted, place)
+                bodies.append(other)
+            merged = merge(bodies)
+            self.send(place, order, merged)
+            return merged
 
     def _by_memory(self, *mine: bytes) -> list[list[bytes]] | None:
         """Return all ranks' place, past, order and body; None, on all, if the first two differ."""
@@ -91,22 +99,12 @@ class CollectiveCheck(InOrder):
         alike = all(past == found[0][1] for _, past, *_ in found)
         return found if alike and not any(differ(each[0], found[0][0]) for each in found) else None
 
-    def _lead(
-        self, place: bytes, past: bytes, noted: bytes, order: bytes, body: bytes, merge: Merge
-    ) -> bytes:
-        """Merge, on rank 0, all ranks' bodies, and send them the result."""
-        bodies = [body]
-        for rank, data in self.gather(place).items():
-            theirs, last, other = data.split(b"\0", 2)
-            if theirs != past and not torch_internals.in_backward():  # where other threads go on
-                if not differ(last, noted):
-                    calls, _, where = place.partition(b" ")
-                    last = calls + b" another collective, some time before " + where
-                self.disagree(rank, last, noted)
-            bodies.append(other)
-        merged = merge(bodies)
-        self.send(place, order, merged)
-        return merged
+    def _apart(self, rank: int, theirs: bytes, own: bytes, place: bytes) -> NoReturn:
+        """Raise that a rank has noted other stamps than rank 0, the newest of which are given."""
+        if not differ(theirs, own):
+            calls, _, where = place.partition(b" ")
+            theirs = calls + b" another collective, some time before " + where
+        self.disagree(rank, theirs, own)
 
     def newest(self) -> str:
         """Return the newest noted stamp in words; if there is none, words for any computation."""
