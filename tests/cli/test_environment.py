@@ -31,9 +31,10 @@ def test_one_process_is_the_default():
     ("environ", "rank"), [({}, 0), ({"RANK": "3"}, 0), ({"WORLD_SIZE": "2"}, 0), (FULL, 3)]
 )
 def test_a_launchers_variables_give_the_rank(monkeypatch, environ, rank):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert Place().find().rank == rank
+    with monkeypatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        assert Place().find().rank == rank
 
 
 @pytest.mark.parametrize(
