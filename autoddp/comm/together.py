@@ -47,10 +47,11 @@ class Together:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         group = self._group
-        lost = isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
         try:
             # torch's own message names a rank that did nothing wrong
-            if isinstance(error, RuntimeError) and lost:
+            if isinstance(error, RuntimeError) and (
+                isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+            ):
                 await_end(group.store, group.rank)
         finally:
             self._at.__exit__()
