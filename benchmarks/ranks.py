@@ -41,11 +41,10 @@ class LightRank(Rpc):
     """A rank without tensors, features and a script."""
 
     def __init__(self, world: World, store: str) -> None:
-        self.world, self.rank, self.size = world, world.rank, world.world_size
-        self.store = dist.FileStore(store)
-        self.channel = Channel.between(world, self.store, Patience(SECONDS))
+        files = dist.FileStore(store)
+        channel = Channel.between(world, files, Patience(SECONDS))
+        super().__init__(world.rank, world.world_size, files, channel)
         self.merge = reducing(torch.float64, dist.ReduceOp.SUM)
-        super().__init__()
 
     def ask(self) -> None:
         self.call("ask", lambda: 1)

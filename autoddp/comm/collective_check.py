@@ -4,8 +4,7 @@ A collective that two ranks enter at different places hangs, crashes in the back
 shapes happen to agree, returns a sum of what does not belong together. So each rank stamps what it
 enters, rank 0 compares the stamps, see `InOrder`, and nobody goes on before it has. Where an
 accelerator waits, not the script, and in a backward, ranks only note the stamp: how many there
-were, and a checksum of them, come with the next exchange, and the threads that watch send the
-newest ones.
+were, a checksum of them, and the newest one come with the next exchange.
 
 A small tensor travels with its stamp, is reduced or gathered on rank 0 and comes back: one message
 each way, which is faster than a ring of TCP connections. Ranks that share memory exchange stamps
@@ -15,12 +14,10 @@ that rank 0 finds out which rank is where.
 
 from __future__ import annotations
 
-import json
 import threading
 import zlib
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
@@ -28,7 +25,7 @@ from torch import Tensor
 from autoddp import torch_internals
 from autoddp.comm.in_order import InOrder, differ, without_file
 from autoddp.comm.signal_sync import SignalSync
-from autoddp.report import places, users_frame
+from autoddp.report import users_line
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -36,9 +33,6 @@ if TYPE_CHECKING:
     from autoddp.comm.line import Lines
     from autoddp.comm.node_memory import NodeMemory
 
-Recent = list[tuple[int, str]]  # stamps, with their numbers
-KEPT = 128  # stamps that are known by their words
-MOST = 4096  # kinds of collective whose words are kept
 Merge = Callable[[list[bytes]], bytes]
 
 
@@ -47,30 +41,20 @@ class CollectiveCheck(InOrder):
 
     def __init__(self, rank: int, lines: Lines, store: Store, signals: SignalSync) -> None:
         super().__init__(rank, lines, store, signals)
-        self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         self._count = self._checksum = 0  # of all stamps
-        self._exchanged = 0  # of these, up to the last exchange
-        self._stamps: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._noted = ""  # the newest stamp, if it was only noted
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
 
     def words(self, what: str, x: Tensor) -> str:
         """Describe the collective that this rank is about to enter, with the user's line."""
-        frame = users_frame(3)
-        key = (what, x.dtype, x.shape, x.device.type, frame and (frame.f_code, frame.f_lineno))
-        words = self._words.get(key)
-        if words is None:
-            if len(self._words) == MOST:
-                self._words.clear()
-            dtype = str(x.dtype).removeprefix("torch.")
-            device = "" if x.device.type == "cpu" else f" on {x.device.type}"
-            where = places.named(frame)
-            words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"
-        return words
+        dtype = str(x.dtype).removeprefix("torch.")
+        device = "" if x.is_cpu else f" on {x.device.type}"
+        return f"{what} of {dtype}{list(x.shape)}{device} at {users_line(3)}"
 
     def note(self, stamp: str) -> None:
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
-        self._stamps.append((self._count, stamp))
+        self._noted = stamp
         self._checksum = zlib.crc32(without_file(stamp.encode()), self._checksum)
         self._count += 1
 
@@ -83,17 +67,25 @@ class CollectiveCheck(InOrder):
         """
         with self._lock, self.signals.quiet():
             place, past = stamp.encode(), b"%d %d" % (self._count, self._checksum)
-            noted, self._exchanged = self._count - self._exchanged, self._count + 1
+            noted = self._noted.encode() or place
             self.note(stamp)
+            self._noted = ""
             order = b"" if torch_internals.in_backward() else self.signals.order()
             found = self._by_memory(place, past, order, body)
             if found is not None:
                 self.signals.ordered(found[0][2])
                 return merge([body for *_, body in found])
-            if self.rank == 0:
-                return self._lead(place, past, order, body, merge)
-            recent = json.dumps(self.recent()[-noted - 1 : -1]).encode()
-            return self.receive(place, b"\0".join((past, recent, body)))
+            if self.rank:
+                return self.receive(place, b"\0".join((past, noted, body)))
+            bodies = [body]
+            for rank, data in self.gather(place).items():
+                theirs, last, other = data.split(b"\0", 2)
+                if theirs != past and not torch_internals.in_backward():  # other threads go on
+                    self._apart(rank, last, noted, place)
+                bodies.append(other)
+            merged = merge(bodies)
+            self.send(place, order, merged)
+            return merged
 
     def _by_memory(self, *mine: bytes) -> list[list[bytes]] | None:
         """Return all ranks' place, past, order and body; None, on all, if the first two differ."""
@@ -103,47 +95,17 @@ class CollectiveCheck(InOrder):
             messages = self.memory.exchange(b"\0".join(mine))
         except dist.DistNetworkError:
             return None
-        found = [message.split(b"\0", 3) for message in messages or ()]
-        alike = found and all(past == found[0][1] for _, past, *_ in found)
+        found = [message.split(b"\0", 3) for message in messages]
+        alike = all(past == found[0][1] for _, past, *_ in found)
         return found if alike and not any(differ(each[0], found[0][0]) for each in found) else None
 
-    def _lead(self, place: bytes, past: bytes, order: bytes, body: bytes, merge: Merge) -> bytes:
-        """Merge, on rank 0, all ranks' bodies, and send them the result."""
-        bodies = [body]
-        for rank, data in self.gather(place).items():
-            theirs, recent, other = data.split(b"\0", 2)
-            if theirs != past:
-                self._find_difference(rank, json.loads(recent), place)
-            bodies.append(other)
-        merged = merge(bodies)
-        self.send(place, order, merged)
-        return merged
-
-    # ---- what was only noted
+    def _apart(self, rank: int, theirs: bytes, own: bytes, place: bytes) -> NoReturn:
+        """Raise that a rank has noted other stamps than rank 0, the newest of which are given."""
+        if not differ(theirs, own):
+            calls, _, where = place.partition(b" ")
+            theirs = calls + b" another collective, some time before " + where
+        self.disagree(rank, theirs, own)
 
     def newest(self) -> str:
         """Return the newest noted stamp in words; if there is none, words for any computation."""
-        only_noted = self._count > self._exchanged
-        return self._stamps[-1][1].partition(" ")[2] if only_noted else "what its device computes"
-
-    def recent(self) -> Recent:
-        """Return the newest stamps; the last may belong to an exchange in progress."""
-        return [*self._stamps]
-
-    def compare(self, rank: int, recent: Recent) -> None:
-        """Compare, on rank 0, the newest stamps of another rank with its own.
-
-        Raises:
-            Disagreement: The other rank is somewhere else.
-        """
-        mine = dict(self.recent())
-        for number, stamp in recent:
-            if number in mine and differ(stamp.encode(), mine[number].encode()):
-                self.disagree(rank, stamp.encode(), mine[number].encode())
-
-    def _find_difference(self, rank: int, recent: Recent, place: bytes) -> None:
-        """Raise that a rank noted other stamps before this place than rank 0."""
-        self.compare(rank, recent)
-        if not torch_internals.in_backward():  # where other threads go on
-            calls, _, where = place.partition(b" ")
-            self.disagree(rank, calls + b" another collective, some time before " + where, place)
+        return self._noted.partition(" ")[2] or "what its device computes"

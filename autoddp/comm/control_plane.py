@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
     from autoddp.comm.world import World
 
-KEY = "channel"  # in the store: the addresses of rank 0, and the key
-HELLO = struct.Struct(">16sIB")  # the key, the rank, the number of its connection
+KEY = "channel"  # in the store, with the number of a kind: the address of rank 0, and the key
+HELLO = struct.Struct(">16sI")  # the key, the rank
 GREETING = 5.0  # seconds in which whoever connects must have sent that
 DIALLED = 60.0  # seconds in which another node must answer
-TICK = 0.05  # seconds between two looks at the store
-
-Sockets = list[dict[int, socket.socket]]  # by number of the connection, and by rank
+TICK = 0.05  # seconds between two looks at how long the wait is
 
 
 class Channel:
@@ -52,9 +50,9 @@ class Channel:
             return made
         ranks, near = list(range(world.world_size)), world.local_world_size == world.world_size
         address = "" if near else world.master_addr
-        found = connect(world.rank, ranks, store, KEY, patience, address, len(made.kinds))
-        for lines, sockets in zip(made.kinds, found, strict=True):
-            lines.update({rank: Line(rank, connected) for rank, connected in sockets.items()})
+        for number, lines in enumerate(made.kinds):
+            found = connect(world.rank, ranks, store, f"{KEY}/{number}", patience, address)
+            lines.update({rank: Line(rank, connected) for rank, connected in found.items()})
         return made
 
     def close(self) -> None:
@@ -70,8 +68,7 @@ def connect(
     key: str,
     patience: Patience,
     address: str = "",
-    count: int = 1,
-) -> Sockets:
+) -> dict[int, socket.socket]:
     """Connect the first of `ranks` with each of the others, all of which call this.
 
     Args:
@@ -81,29 +78,26 @@ def connect(
         key: The name in the store under which the first one publishes where it listens.
         patience: The wait of the first one for the others.
         address: The first one's, for ranks on several nodes; empty if all are on one.
-        count: The number of sockets to each.
 
     Returns:
-        The sockets to each other rank on the first, those to the first on another one.
+        The sockets to each other rank on the first, that to the first on another one.
 
     Raises:
-        AutoDDPError: A rank does not come in time, or does not reach the first.
+        AutoDDPError: A rank does not come in time, or this one does not reach the first.
     """
     if rank == ranks[0]:
-        return _accept(ranks, store, key, patience, address, count)
+        return _accept(ranks, store, key, patience, bool(address))
     store.wait([key], timedelta(seconds=patience.seconds))
     where, secret = json.loads(store.get(key))
     try:
-        made = [_dial(where, address) for _ in range(count)]
-        for number, connected in enumerate(made):
-            connected.sendall(HELLO.pack(bytes.fromhex(secret), rank, number))
+        connected = _dial(where, address)
+        connected.sendall(HELLO.pack(bytes.fromhex(secret), rank))
     except OSError as error:
-        store.set(f"{key}/lost", f"{rank}")
         raise AutoDDPError(
             f"rank {rank} cannot reach rank {ranks[0]} at {address}:{where} "
             f"({error}); nodes need to reach node 0 at any port, as gloo does"
         ) from None
-    return [{ranks[0]: connected} for connected in made]
+    return {ranks[0]: connected}
 
 
 def _dial(where: Any, address: str) -> socket.socket:
@@ -116,32 +110,25 @@ def _dial(where: Any, address: str) -> socket.socket:
 
 
 def _accept(
-    ranks: list[int], store: Store, key: str, patience: Patience, address: str, count: int
-) -> Sockets:
-    """Wait, on the first rank, for all sockets of all others; drop strangers."""
-    left = {(rank, number) for rank in ranks[1:] for number in range(count)}
-    found: Sockets = [{} for _ in range(count)]
+    ranks: list[int], store: Store, key: str, patience: Patience, far: bool
+) -> dict[int, socket.socket]:
+    """Wait, on the first rank, for all others; drop strangers."""
+    found: dict[int, socket.socket] = {}
     secret = secrets.token_bytes(16)
-    with _listen(bool(address), ranks[0]) as listener:
+    with _listen(far, ranks[0]) as listener:
         name = listener.getsockname()
-        store.set(key, json.dumps([name[1] if address else name.decode(), secret.hex()]))
-        while left:
-            patience.look(lambda: missing("rank", sorted({rank for rank, _ in left}), len(ranks)))
+        store.set(key, json.dumps([name[1] if far else name.decode(), secret.hex()]))
+        while left := [rank for rank in ranks[1:] if rank not in found]:
+            patience.look(lambda: missing("rank", left, len(ranks)))
             if not wait([listener], TICK):
-                if store.check([f"{key}/lost"]):
-                    lost = store.get(f"{key}/lost").decode()
-                    raise AutoDDPError(
-                        f"rank {lost} cannot reach rank {ranks[0]}; see what it says"
-                    )
                 continue
             connected, _ = listener.accept()
-            theirs, rank, number = _greeting(connected)
-            if secrets.compare_digest(theirs, secret) and (rank, number) in left:
-                left.discard((rank, number))
-                found[number][rank] = connected
+            theirs, rank = _greeting(connected)
+            if secrets.compare_digest(theirs, secret) and rank in left:
+                found[rank] = connected
             else:
                 connected.close()
-    return [dict(sorted(sockets.items())) for sockets in found]
+    return dict(sorted(found.items()))
 
 
 def _listen(far: bool, rank: int) -> socket.socket:
@@ -158,11 +145,11 @@ def _listen(far: bool, rank: int) -> socket.socket:
     return near
 
 
-def _greeting(connected: socket.socket) -> tuple[bytes, int, int]:
+def _greeting(connected: socket.socket) -> tuple[bytes, int]:
     """Read what whoever connects sends first, which ranks do at once; else an empty key."""
     connected.settimeout(GREETING)
     sent = b""
     with contextlib.suppress(TimeoutError, ConnectionResetError):
         sent = connected.recv(HELLO.size)
     connected.settimeout(None)
-    return HELLO.unpack(sent) if len(sent) == HELLO.size else (b"", 0, 0)
+    return HELLO.unpack(sent) if len(sent) == HELLO.size else (b"", 0)

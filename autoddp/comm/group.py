@@ -19,9 +19,9 @@ from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
+from autoddp.comm.node_memory import NodeMemory, shared
 from autoddp.comm.patience import Patience, silent
-from autoddp.comm.position import COLLECTIVE
+from autoddp.comm.position import WAITING
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.together import Together
@@ -52,10 +52,10 @@ class Group(Rpc):
         channel: Channel,
         native: bool = False,
     ) -> None:
-        self.world, self.pg, self.store, self.channel = world, pg, store, channel
+        super().__init__(world.rank, world.world_size, store, channel)
+        self.world, self.pg = world, pg
         # an accelerator's own backend, by which the accelerator waits, not the script
         self.native = native
-        self.rank, self.size = world.rank, world.world_size
         self.kind = ""  # torch's word for the accelerators of all ranks
         self.placed: list[int] | None = None  # what `topology.nodes` has found out
         self.gathered = 0  # bytes that came from other ranks
@@ -64,13 +64,10 @@ class Group(Rpc):
         # where all ranks are on one node: for collectives, and for the gradients of a backward
         self.memory: NodeMemory | None = None
         self.gradient_memory: NodeMemory | None = None
-        self.unshared = ""  # why they share none, though there are such ranks
-        super().__init__()
         if self.size == world.local_world_size > 1 and not native:
-            found, self.unshared = share(self.rank, self.size, 2, channel.calls, self.confer)
-            if found:
-                self.memory, self.gradient_memory = found
-                self.collective_check.memory = self.memory
+            lines = channel.calls, channel.meetings
+            self.memory = self.collective_check.memory = shared(self.rank, self.size, *lines)
+            self.gradient_memory = shared(self.rank, self.size, *lines)
 
     @classmethod
     def join(
@@ -129,9 +126,6 @@ class Group(Rpc):
     def leave(self) -> None:
         """Close the lines to the other ranks: to those that still wait, this one has ended."""
         self.channel.close()
-        for memory in (self.memory, self.gradient_memory):
-            if memory is not None:
-                memory.barrier.leave()
 
     # ---- tensors
 
@@ -149,8 +143,8 @@ class Group(Rpc):
                 write(target, place.exchange(bytes_of(target), reducing(target.dtype, op)))
                 return x
             place.agree()
-            if self.memory and target.is_cpu and target.is_contiguous() and op in OPERATIONS:
-                self.memory.all_reduce(target, op)
+            if self.memory and target.is_cpu and target.is_contiguous() and op == SUM:
+                self.memory.all_reduce(target)
             else:
                 self.start_all_reduce(target, op).wait()
         return x
@@ -178,16 +172,7 @@ class Group(Rpc):
                 self.pg._allgather_base(whole, flat).wait()
         return out
 
-    def broadcast(self, tensors: list[Tensor]) -> None:
-        """Fill the tensors, on every rank, with what they hold on rank 0."""
-        with self.together(f"broadcast of {len(tensors)} tensors", tensors[0]) as place:
-            place.agree()
-            with plain_tensors():
-                works = [self.pg.broadcast([x], dist.BroadcastOptions()) for x in tensors]
-                for work in works:
-                    work.wait()
-
-    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Together:
+    def together(self, what: str, x: Tensor, kind: str = WAITING) -> Together:
         """Return a place of the program at which all ranks wait for each other.
 
         They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one

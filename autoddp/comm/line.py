@@ -18,14 +18,6 @@ from autoddp.errors import RankEnded
 LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
 F_SETOWN_EX, F_OWNER_TID = 15, 0  # Python lacks them; a main thread has its process's number
-# small messages leave at once, and the loss of a node is noticed
-TCP_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
-)
 
 
 class Line:
@@ -38,8 +30,7 @@ class Line:
         self.peer, self.socket = peer, connected
         connected.setblocking(True)
         if connected.family != socket.AF_UNIX:
-            for option in TCP_OPTIONS:
-                connected.setsockopt(*option)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._held = bytearray()
 
     def send(self, data: bytes) -> None:
@@ -64,6 +55,15 @@ class Line:
         while self._whole():
             messages.append(self._pop())
         return messages
+
+    def has_ended(self) -> bool:
+        """Return whether the peer has ended, and nothing is left to read."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def announce(self, number: int) -> None:
         """Have the kernel send a signal to this process's main thread when something arrives."""

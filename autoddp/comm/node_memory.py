@@ -8,22 +8,19 @@ ends, however that happens.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autoddp.comm.line import Lines
 from autoddp.comm.node_barrier import NodeBarrier, room
-from autoddp.errors import Disagreement
+from autoddp.errors import Disagreement, RankEnded
 
 SLOT = 1 << 20  # bytes of a piece: larger tensors take one piece after the other
 SMALL = 1 << 15  # bytes that each rank reduces whole, which takes less than to wait once more
@@ -32,11 +29,6 @@ SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
 HEAD = 64  # bytes for that, a line of the cache
 # halves of all but the smallest of these numbers are exact: before a sum as after
 HALVED = (torch.float32, torch.float64, torch.bfloat16)
-OPERATIONS: dict[Any, Callable[..., Tensor]] = {
-    dist.ReduceOp.SUM: torch.add,
-    dist.ReduceOp.MIN: torch.minimum,
-    dist.ReduceOp.MAX: torch.maximum,
-}
 
 
 class NodeMemory:
@@ -48,13 +40,14 @@ class NodeMemory:
     Args:
         rank: The number of this rank, whose node has all ranks of the job.
         count: The number of ranks.
-        descriptor: The memory's, of `size(count)` bytes; this object closes it.
+        descriptor: The memory's, of `size(count)` bytes.
+        lines: Connections between rank 0 and the others, which close when a rank ends.
     """
 
-    def __init__(self, rank: int, count: int, descriptor: int) -> None:
-        self.rank, self.count, self.descriptor = rank, count, descriptor
+    def __init__(self, rank: int, count: int, descriptor: int, lines: Lines) -> None:
+        self.rank, self.count = rank, count
         self._map = mmap.mmap(descriptor, size(count))
-        self.barrier = NodeBarrier(rank, count, descriptor, self._map)
+        self.barrier = NodeBarrier(rank, count, self._map, lines)
         # where slots begin: a rank may read what the last call left, until the next but one
         starts = [*range(room(count), size(count), HEAD + SLOT)]
         self._halves = starts[:count], starts[count:]
@@ -63,35 +56,32 @@ class NodeMemory:
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._views = lru_cache(256)(self._views_of)
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
-
     @torch.no_grad()
-    def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
-        """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`.
+    def all_reduce(self, x: Tensor, mean: bool = False) -> None:
+        """Replace `x`, which is contiguous, by the sum or the mean over the ranks.
 
         Raises:
             Disagreement: Ranks bring tensors of different sizes.
-            DistNetworkError: Another rank has ended.
+            DistNetworkError: Another rank has ended, see `NodeBarrier`.
         """
         for piece in _pieces(x):
             if piece.nbytes <= self._alone:
-                self._reduce_alone(piece, op, share)
+                self._reduce_alone(piece, mean)
             else:
-                self._reduce_part(piece, op, share)
+                self._reduce_part(piece, mean)
 
-    def _reduce_alone(self, x: Tensor, op: Any, share: int) -> None:
+    def _reduce_alone(self, x: Tensor, mean: bool) -> None:
         """Reduce all of a piece here, as every rank does."""
         slots = self._next(x)
-        if share == PAIR and x.dtype in HALVED:
+        if mean and self.count == PAIR and x.dtype in HALVED:
             torch.mul(x, 1 / PAIR, out=slots[self.rank])  # one pass less
-            share = 1
+            mean = False
         else:
             slots[self.rank].copy_(x)
         self._wait_alike()
-        _combine(slots, op, share, x)
+        _combine(slots, mean, x)
 
-    def _reduce_part(self, x: Tensor, op: Any, share: int) -> None:
+    def _reduce_part(self, x: Tensor, mean: bool) -> None:
         """Reduce one part of a piece here, and take the others' from their slots."""
         slots, cuts = self._next(x), _cuts(x.numel(), self.count)
         own, mine = slots[self.rank], cuts[self.rank]
@@ -101,7 +91,7 @@ class NodeMemory:
         self._wait_alike()
         # nobody reads this rank's part of its own slot before all have waited again
         parts = [x[mine] if slot is own else slot[mine] for slot in slots]
-        _combine(parts, op, share, own[mine])
+        _combine(parts, mean, own[mine])
         self.barrier.wait()
         for slot, cut in zip(slots, cuts, strict=True):
             x[cut].copy_(slot[cut])
@@ -117,17 +107,14 @@ class NodeMemory:
             for row, slot in zip(out, slots, strict=True):
                 row[start : start + SLOT].copy_(slot)
 
-    def exchange(self, message: bytes) -> list[bytes] | None:
-        """Return the messages of all ranks; None, on all, if one is too long for a slot."""
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Return the messages of all ranks, each of which has room in a slot."""
+        assert len(message) <= SLOT
         start = self._begin(len(message), 1) + HEAD
-        if len(message) <= SLOT:
-            self._map[start : start + len(message)] = message
+        self._map[start : start + len(message)] = message
         self.barrier.wait()
-        lengths = [length for length, _ in self._sizes()]
-        if max(lengths) > SLOT:
-            return None
         starts = [start + HEAD for start in self._halves[self._half]]
-        return [self._map[at : at + n] for at, n in zip(starts, lengths, strict=True)]
+        return [self._map[at : at + n] for at, (n, _) in zip(starts, self._sizes(), strict=True)]
 
     def _begin(self, count: int, each: int) -> int:
         """Return where this rank's next slot begins; its head holds count and size of elements."""
@@ -150,34 +137,30 @@ class NodeMemory:
         """Wait for all ranks, and check that they bring pieces of one size."""
         self.barrier.wait()
         sizes = self._sizes()
-        if sizes.count(sizes[0]) == len(sizes):
-            return
-        other = next(rank for rank, found in enumerate(sizes) if found != sizes[0])
-        (count, each), (first, first_each) = sizes[other], sizes[0]
-        raise Disagreement(
-            f"rank {other} brings {count} elements of {each} bytes where rank 0 brings {first} of "
-            f"{first_each}; a decision in the script differs between ranks"
-        )
+        if sizes.count(sizes[0]) != len(sizes):
+            raise Disagreement(
+                f"ranks bring tensors of different sizes (elements, bytes of each): {sizes}; "
+                "a decision in the script differs between ranks"
+            )
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [SIZES.unpack_from(self._map, start) for start in self._halves[self._half]]
 
 
-def _combine(parts: list[Tensor], op: Any, share: int, out: Tensor) -> None:
-    """Reduce what all ranks bring into `out`, in their order, and divide it by `share`.
+def _combine(parts: list[Tensor], mean: bool, out: Tensor) -> None:
+    """Write the sum or the mean of what all ranks bring into `out`, in their order.
 
     Where all bring the same, as of work that is not split, that is the mean: a sum that is divided
     by three or five would be off by its rounding. What differs does so early.
     """
-    if share == len(parts) and all(torch.equal(parts[0], part) for part in parts[1:]):
+    if mean and all(torch.equal(parts[0], part) for part in parts[1:]):
         out.copy_(parts[0])
         return
-    reduce = OPERATIONS[op]
-    reduce(parts[0], parts[1], out=out)
+    torch.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
-        reduce(out, part, out=out)
-    if share != 1:
-        out.div_(share)
+        out.add_(part)
+    if mean:
+        out.div_(len(parts))
 
 
 def _pieces(x: Tensor) -> Iterable[Tensor]:
@@ -200,50 +183,30 @@ def size(many: int) -> int:
     return room(many) + 2 * many * (HEAD + SLOT)
 
 
-def nameless(count: int) -> int:
-    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
-    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, count)
-    return descriptor
-
-
-def share(
-    rank: int, count: int, many: int, lines: Lines, confer: Callable[[str, bytes], bytes]
-) -> tuple[list[NodeMemory], str]:
-    """Share so many memories between the ranks of a node, all of which call this.
+def shared(rank: int, count: int, fresh: Lines, lines: Lines) -> NodeMemory:
+    """Make a memory of all ranks of a node, each of which calls this.
 
     Args:
         rank: The number of this rank.
         count: The number of ranks.
-        many: The number of memories.
-        lines: Unix sockets between rank 0 and the others, by which nothing was sent yet.
-        confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
+        fresh: Unix sockets between rank 0 and the others, by which no message was sent yet.
+        lines: Those that show when a rank has ended.
 
-    Returns:
-        This rank's view of each; if a rank has none, on all ranks none, and why.
+    Raises:
+        RankEnded: Rank 0 has ended before.
     """
-    made, failed = [], ""
-    try:
-        if rank:
-            cloexec = socket.MSG_CMSG_CLOEXEC
-            descriptors = socket.recv_fds(lines[0].socket, 1, many, cloexec)[1]
-        else:
-            descriptors = _sent(lines, many, size(count))
-        made = [NodeMemory(rank, count, descriptor) for descriptor in descriptors]
-    except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
-        failed = getattr(error, "strerror", None) or str(error)
-    # once all hold their locks
-    found: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
-    if any(found):
-        return [], next(f"rank {other}: {why}" for other, why in enumerate(found) if why)
-    return made, ""
-
-
-def _sent(lines: Lines, many: int, count: int) -> list[int]:
-    made: list[int] = []
-    try:
-        made = [nameless(count) for _ in range(many)]
-    finally:
-        for line in lines.values():
-            socket.send_fds(line.socket, [b"."], made)
+    if rank == 0:
+        # without a name: a container's small /dev/shm does not limit it
+        descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size(count))
+        made = NodeMemory(rank, count, descriptor, lines)
+        for line in fresh.values():
+            socket.send_fds(line.socket, [b"."], [descriptor])
+    else:
+        found = socket.recv_fds(fresh[0].socket, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
+        if not found:
+            raise RankEnded("rank 0 has ended before it shared its memory")
+        descriptor = found[0]
+        made = NodeMemory(rank, count, descriptor, lines)
+    os.close(descriptor)
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from autoddp.comm.world import GivenVariable, World
+from autoddp.comm.world import World
 
 
 class Place:
@@ -12,8 +12,7 @@ class Place:
 
     def __init__(self) -> None:
         self.world: World | None = None
-        # variables that one plain process would have with another value, or not at all
-        self.given: dict[str, GivenVariable] = {}
+        self.given: set[str] = set()  # variables that one plain process would not have
         self.private: str | None = None  # a folder, which the launcher removes
         self.raised: BaseException | None = None  # what ended the script, until it is shown
 
@@ -21,7 +20,8 @@ class Place:
         """Return the world that a session set, else a launcher's variables', else one process's."""
         if self.world is not None:
             return self.world
-        return World.read(os.environ) if World.inside_a_job(os.environ) else World()
+        launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        return World.read(os.environ) if launched else World()
 
 
 # the one global: anything may ask a process about its place

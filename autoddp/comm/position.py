@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from time import monotonic  # a script's is patched
 
-# what a rank may be busy with: it waits for others in the first four, and a backward computes, too
-COLLECTIVE, EFFECT, MEETING, BACKWARD = "collective", "effect", "meeting", "backward"
-ACTING = "acting"
-WAITING = (COLLECTIVE, EFFECT, MEETING)
+# what a rank may be busy with: it waits for others, or does what they wait for; in a backward it
+# waits for them and computes
+WAITING, ACTING, BACKWARD = "waiting", "acting", "backward"
 
 
 class Position:
@@ -41,7 +40,7 @@ class At:
     def __exit__(self, *_: object) -> None:
         position = self._position
         began, position.now = position.now[2], self._before
-        if self._kind in WAITING and self._before[0] not in WAITING:
+        if self._kind == WAITING != self._before[0]:
             seconds = monotonic() - began
             position.waited += seconds
             if self._before[0] == BACKWARD:

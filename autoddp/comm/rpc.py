@@ -25,7 +25,7 @@ from autoddp.comm.context import Code, Context
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.in_order import WHERE, InOrder
 from autoddp.comm.outcome import Outcome
-from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
+from autoddp.comm.position import ACTING, WAITING, Position
 from autoddp.comm.signal_sync import SignalSync
 
 
@@ -36,16 +36,9 @@ class Rpc:
         passed: The number of calls that this rank has completed.
     """
 
-    rank: int
-    size: int
-    store: Store
-    channel: Channel
-
-    def __init__(self) -> None:
-        self.context = Context()
-        self.position = Position()
-        self.passed = 0
-        rank, channel, store = self.rank, self.channel, self.store
+    def __init__(self, rank: int, size: int, store: Store, channel: Channel) -> None:
+        self.rank, self.size, self.store, self.channel = rank, size, store, channel
+        self.context, self.position, self.passed = Context(), Position(), 0
         self.signal_sync = SignalSync(rank, channel.orders, channel.calls, self.context)
         self._calls = InOrder(rank, channel.calls, store, self.signal_sync)
         self.collective_check = CollectiveCheck(rank, channel.meetings, store, self.signal_sync)
@@ -74,7 +67,7 @@ class Rpc:
     def _lead(self, place: str, act: Callable[[], Any], by: int, all_come: bool) -> Outcome:
         calls, here, theirs = self._calls, place.encode(), {}
         if all_come:
-            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet():
+            with self.position.at(WAITING, place), self.signal_sync.quiet():
                 calls.send(here, kind=WHERE)  # a rank that sends nothing may be elsewhere
                 theirs = calls.gather(here)
         outcome = Outcome.from_bytes(theirs[by]) if by else self._outcome(place, act)
@@ -87,7 +80,7 @@ class Rpc:
     def _follow(self, place: str, act: Callable[[], Any], by: int, all_come: bool) -> Outcome:
         own = self._outcome(place, act) if self.rank == by else None
         sent = own.to_bytes() if own is not None else b"" if all_come else None
-        with self.position.at(EFFECT, place), self.signal_sync.quiet():
+        with self.position.at(WAITING, place), self.signal_sync.quiet():
             data = self._calls.receive(place.encode(), sent)
         return Outcome.from_bytes(data) if own is None else own
 

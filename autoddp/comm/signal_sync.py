@@ -56,7 +56,6 @@ class SignalSync:
         self._passed_then = 0  # points, when rank 0 began to wait for one
         self._first: dict[int, tuple[int, float]] = {}  # the rank that got a signal, and when
         self._deadline = 0.0
-        self._reminding = False
 
     # ---- the program's points
 
@@ -131,30 +130,26 @@ class SignalSync:
             self._decide(number, self.rank)
             self.news()
 
-    def _decide(self, number: int, told_by: int) -> None:
-        """Decide about a signal, on rank 0 or where the others have ended; `told_by` got it."""
-        first, when = self._first.get(number, (told_by, 0.0))
+    def _decide(self, number: int, source: int) -> None:
+        """Decide, on rank 0 or where the others have ended, about a signal that `source` got."""
+        first, when = self._first.get(number, (source, 0.0))
         waits = number in self._pending or number in (due for _, due in self._due)
-        if first != told_by and (waits or monotonic() - when < STALE):
+        if first != source and (waits or monotonic() - when < STALE):
             return  # one signal, which several ranks got
-        self._first[number] = told_by, monotonic()
+        self._first[number] = source, monotonic()
+        if not self._open():
+            self._await_point()
         self._pending.append(number)
-        self._await_point()
-        if not self._reminding:
-            self._reminding = True
-            threading.Thread(target=self._remind, name="autoddp", daemon=True).start()
 
     def _await_point(self) -> None:
-        self._passed_then = self._passed
-        self._deadline = monotonic() + PATIENCE
+        self._passed_then, self._deadline = self._passed, monotonic() + PATIENCE
+        threading.Thread(target=self._wake, name="autoddp", daemon=True).start()
 
-    def _remind(self) -> None:
-        while self._reminding or self._open():  # one may come just as this thread finds none
-            time.sleep(max(0.2, self._deadline - monotonic()))
-            if not self._open():
-                self._reminding = False  # the next one starts another thread
-            elif self.act is not None:
-                signal.pthread_kill(self._context.thread, NEWS)
+    def _wake(self) -> None:
+        """Interrupt the script if no point has come, so that this rank asks the others."""
+        time.sleep(PATIENCE)
+        if self._open() and self.act is not None:
+            signal.pthread_kill(self._context.thread, NEWS)
 
     def _open(self) -> bool:
         return bool(self._pending or self._due)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,17 +22,15 @@ class Together:
         stamp: The place in words, which all ranks compare.
     """
 
-    __slots__ = ("_at", "_group", "_is_point", "_kind", "_what", "_x", "stamp")
+    __slots__ = ("_at", "_group", "_is_point", "_x", "stamp")
 
     def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
-        self._group, self._what, self._x, self._kind = group, what, x, kind
+        words = group.collective_check.words(what, x)
+        self._group, self._x, self.stamp = group, x, f"{group.passed} {words}"
+        self._at = group.position.at(kind, words)
 
     def __enter__(self) -> Together:
-        group = self._group
-        words = group.collective_check.words(self._what, self._x)
-        self.stamp = f"{group.passed} {words}"
-        self._is_point = group.signal_sync.here() and not torch_internals.in_backward()
-        self._at = group.position.at(self._kind, words)
+        self._is_point = self._group.signal_sync.here() and not torch_internals.in_backward()
         self._at.__enter__()
         return self
 
@@ -51,29 +48,12 @@ class Together:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         group = self._group
         try:
-            wait_for_an_end(group, error)
+            # torch's own message names a rank that did nothing wrong
+            if isinstance(error, RuntimeError) and (
+                isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+            ):
+                await_end(group.store, group.rank)
         finally:
             self._at.__exit__()
         if error is None and self._is_point:
             group.signal_sync.leave()
-
-
-@contextmanager
-def told_by_launcher(group: Group) -> Iterator[None]:
-    """Leave it to the launcher to report a rank that the backend loses inside, away from a place.
-
-    Torch's own message names a rank that did nothing wrong.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        wait_for_an_end(group, error)
-        raise
-
-
-def wait_for_an_end(group: Group, error: BaseException | None) -> None:
-    """Wait for this rank's end if the backend has lost another one: gloo raises a RuntimeError."""
-    if isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
-    ):
-        await_end(group.store, group.rank)

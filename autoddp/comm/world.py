@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
@@ -60,11 +59,6 @@ class World:
     master_port: int = 0
     agent_store: bool = False
 
-    @staticmethod
-    def inside_a_job(environ: Mapping[str, str]) -> bool:
-        """Return whether a launcher (torchrun or autoddp's) started this process as a rank."""
-        return "RANK" in environ and "WORLD_SIZE" in environ
-
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> World:
         """Read this process's place from torchrun's variables.
@@ -94,11 +88,6 @@ class World:
         if not is_host(world.master_addr):
             raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; {ANEW}")
         return world
-
-    def nodes(self, environ: Mapping[str, str]) -> int:
-        """Return the number of nodes: the launcher's, else as if all have as many ranks."""
-        alike = math.ceil(self.world_size / self.local_world_size)
-        return int(environ.get("GROUP_WORLD_SIZE", alike))
 
     def variables(self, nodes: int) -> dict[str, str]:
         """Return the variables that torchrun would set for a rank of a job on `nodes`."""
@@ -136,55 +125,15 @@ def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
     return {name: environ.pop(name) for name in names}
 
 
-@dataclass(frozen=True)
-class GivenVariable:
-    """A variable that was set for a rank, and its value before."""
-
-    value: str
-    before: str | None
-
-
-def give(given: dict[str, GivenVariable], name: str, value: str) -> None:
-    """Set a variable of this process, and remember the value that one plain process has."""
-    given[name] = GivenVariable(value, os.environ.get(name))
+def give(given: set[str], name: str, value: str) -> None:
+    """Set a variable of this process, and note its name if one plain process would not have it."""
+    if name not in os.environ:
+        given.add(name)
     os.environ[name] = value
 
 
-def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
+def keep_to_libraries(given: set[str], name: str) -> None:
     """Hide a variable that was given from the script; libraries written in C still see it."""
-    if name in given and given[name].before is None:
+    if name in given:
         # `del` would remove it for C
         os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
-    """Give this process and what it starts, for a while, the environment of one plain process."""
-    seen, plain = dict(os.environ), without(os.environ, given)
-    for name in given:
-        _set(name, plain.get(name))
-    try:
-        yield
-    finally:
-        for name, ours in given.items():
-            _set(name, seen.get(name))
-            if name not in seen and ours.before is None:
-                os.putenv(name, ours.value)  # see `keep_to_libraries`
-
-
-def _set(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    os.unsetenv(name)  # a variable that C alone sees
-    if value is not None:
-        os.environ[name] = value
-
-
-def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:
-    """Copy an environment that a script gives to a program, with our variables as before."""
-    made = dict(environ)
-    for name, ours in given.items():
-        if made.get(name) == ours.value:
-            del made[name]
-            if ours.before is not None:
-                made[name] = ours.before
-    return made

@@ -18,8 +18,6 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from autoddp.comm.place import HERE
-from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.effects.ownership import by_tracker, users_call, within
@@ -83,8 +81,8 @@ class Programs(Outward):
             return call.plain()
 
         def start() -> int:
-            env = named.get("env")
-            call.plain() if env is None else call.changed(env=without(env, HERE.given))
+            # without what is hidden from the script in `os.environ`
+            call.changed(env=os.environ if named.get("env") is None else named["env"])
             return int(process.pid)
 
         process.pid = self._run("subprocess.Popen", start)
@@ -174,10 +172,9 @@ class Programs(Outward):
 
     def _run(self, what: str, act: Callable[[], int]) -> int:
         """Start a program on rank 0, once all ranks have arrived, or at the end alone."""
-        with as_found(HERE.given):
-            if self._ends():
-                return act() if self.rank == 0 else 0
-            return int(self.effects.do_on_rank0(what, act))
+        if self._ends():
+            return act() if self.rank == 0 else 0
+        return int(self.effects.do_on_rank0(what, act))
 
     def _refresh(self) -> None:
         """Drop this rank's copies of files that a program has written on rank 0."""

@@ -15,6 +15,7 @@ import torch
 
 from autoddp import __version__
 from autoddp.comm.place import HERE
+from autoddp.comm.topology import leaders
 from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
@@ -62,7 +63,7 @@ def member(
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
     HERE.world = world
-    nodes = world.nodes(hidden)
+    nodes = len(leaders(group))
     report.say(
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{chosen.backend} ({chosen.why}), {options.view} view"

@@ -86,8 +86,8 @@ class Backwards:
         """
         replica = self.replicas.of(leaves)
         try:
-            self.replicas.arm(replica)
             with self._at_common_point(replica), _without_gradient(tops, leaves.dense) as without:
+                self.replicas.arm(replica)
                 plain(tops, **given)
         except BaseException:
             self.replicas.drop(replica)

@@ -105,7 +105,7 @@ def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 def share_buffers(run: Run) -> None:
-    """Broadcast the buffers that rank 0 has on its accelerator.
+    """Give all ranks the buffers that rank 0 has on its accelerator.
 
     Accelerators sum in no fixed order, so the same computation differs in its last bits between
     ranks. Gradients are averaged, so weights stay equal. Buffers that are updated outside of
@@ -122,8 +122,5 @@ def share_buffers(run: Run) -> None:
             for x in module.buffers()
             if x.device.type == group.kind and x.is_floating_point() and x.layout is torch.strided
         }
-        kinds = list(flattened([*found.values()]))
-        if kinds:
-            group.broadcast([flat for _, flat in kinds])
-        for some, flat in kinds if group.rank else ():
-            put_back(some, flat)
+        for some, flat in flattened([*found.values()]):
+            put_back(some, group.all_gather(flat)[0])

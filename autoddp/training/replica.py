@@ -19,9 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.group import SUM, Group
-from autoddp.comm.position import COLLECTIVE
-from autoddp.comm.together import told_by_launcher
+from autoddp.comm.group import Group
+from autoddp.comm.position import WAITING
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import Leaves
 from autoddp.view.redistribute import all_gather_rows
@@ -93,14 +92,16 @@ class Replicas:
         return found
 
     def arm(self, replica: Replica) -> None:
-        """Have a reducer wait for the gradients of the next backward."""
-        # now and then ranks agree upon the buckets
-        with torch.enable_grad(), told_by_launcher(self.group):
+        """Have a reducer wait for the gradients of the next backward, inside a common point.
+
+        Now and then ranks agree upon the buckets.
+        """
+        with torch.enable_grad():
             torch_internals.arm(replica.reducer)
 
     def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
         group = self.group
-        with told_by_launcher(group):
+        with group.together("reducer", leaves[0]):
             made = torch_internals.replica_of(Anchor(leaves), group.pg)
         if group.gradient_memory is not None and leaves[0].is_cpu:
             # torch checks the annotations of a hook, and a lambda has none
@@ -173,8 +174,8 @@ def averaged(group: Group, bucket: Tensor) -> Future[Tensor]:
     """Average a bucket of gradients in place, through the shared memory of the node."""
     memory, position = group.gradient_memory, group.position
     assert memory is not None
-    with position.at(COLLECTIVE, position.now[1]):  # counted as waiting, see `Position`
-        memory.all_reduce(bucket, SUM, share=group.size)
+    with position.at(WAITING, position.now[1]):  # counted as waiting, see `Position`
+        memory.all_reduce(bucket, mean=True)
     done: Future[Tensor] = Future()
     done.set_result(bucket)
     return done

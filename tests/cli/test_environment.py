@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autoddp.comm.place import Place
 from autoddp.comm.world import ADDED, World, hide
 from autoddp.errors import BadInput
 
@@ -27,11 +28,13 @@ def test_one_process_is_the_default():
 
 
 @pytest.mark.parametrize(
-    ("environ", "answer"),
-    [({}, False), ({"RANK": "0"}, False), ({"WORLD_SIZE": "2"}, False), (FULL, True)],
+    ("environ", "rank"), [({}, 0), ({"RANK": "3"}, 0), ({"WORLD_SIZE": "2"}, 0), (FULL, 3)]
 )
-def test_inside_a_job(environ, answer):
-    assert World.inside_a_job(environ) is answer
+def test_a_launchers_variables_give_the_rank(monkeypatch, environ, rank):
+    with monkeypatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        assert Place().find().rank == rank
 
 
 @pytest.mark.parametrize(

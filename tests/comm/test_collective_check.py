@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -122,11 +124,23 @@ def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
     assert "(0 side effects came before, 1)" in run_ranks(rank, 2)[1]
 
 
-def test_a_backward_is_compared_at_the_next_meeting():
+@pytest.mark.parametrize(
+    ("stamps", "said"),
+    [
+        ([["0 backward 0"], ["0 backward 1"]], "«backward 1» where rank 0 is in «backward 0»"),
+        ([[], ["0 backward 1"]], "«backward 1» where rank 0 is in «all-reduce of .*»"),
+        ([["0 backward 0"], []], "«all-reduce of .*» where rank 0 is in «backward 0»"),
+        ([["0 a", "0 b"], ["0 c", "0 b"]], "«another collective, some time before all-reduce of"),
+    ],
+)
+def test_what_is_only_noted_is_compared_at_the_next_exchange(stamps, said):
     def rank(group):
-        group.collective_check.note(f"0 backward {group.rank}")
+        for stamp in stamps[group.rank]:
+            group.collective_check.note(stamp)
         with pytest.raises(Disagreement) as error:
             group.all_reduce(torch.ones(1))
         return str(error.value)
 
-    assert "rank 1 is in «backward 1» where rank 0 is in «backward 0»" in run_ranks(rank, 2)[0]
+    zero, one = run_ranks(rank, 2)
+    assert zero == one
+    assert re.match(f"rank 1 is in {said}", zero)

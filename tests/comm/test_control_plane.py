@@ -46,7 +46,7 @@ def _meet(store, far=False):
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
     threads[0].start()
-    return threads, json.loads(store.get(KEY))[0], made
+    return threads, json.loads(store.get(f"{KEY}/0"))[0], made
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -80,7 +80,7 @@ def test_a_node_that_cannot_be_reached_is_told(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     with socket.create_server(("", 0)) as closed:
         port = closed.getsockname()[1]
-    store.set(KEY, json.dumps([port, "00" * 16]))
+    store.set(f"{KEY}/0", json.dumps([port, "00" * 16]))
     world = World(1, 2, 0, 1, master_addr="localhost")
     with pytest.raises(AutoDDPError, match=f"rank 1 cannot reach rank 0 at localhost:{port}"):
         Channel.between(world, store, Patience(5))

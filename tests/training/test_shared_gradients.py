@@ -24,9 +24,9 @@ def counted(group):
     memory, counts = group and group.gradient_memory, []
 
     def counting(reduce):
-        def counted(x, op, share=1):
+        def counted(x, mean=False):
             counts.append(x.numel())
-            reduce(x, op, share)
+            reduce(x, mean)
 
         return counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoddp.comm.position import ACTING, BACKWARD, EFFECT, WAITING
+from autoddp.comm.position import ACTING, BACKWARD, WAITING
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class RankStatus:
         """Return for how many seconds the rank has waited for other ranks."""
         if self.kind == BACKWARD:  # which also computes
             return min(self.for_, self.idle)
-        return self.for_ if self.kind in WAITING else 0.0
+        return self.for_ if self.kind == WAITING else 0.0
 
     @property
     def still(self) -> float:
         """Return for how many seconds the rank has got nowhere."""
-        return max(self.heard, self.waits if self.kind in WAITING else self.idle)
+        return max(self.heard, self.waits if self.kind == WAITING else self.idle)
 
     @property
     def does(self) -> str:
@@ -64,8 +64,8 @@ def judge(ranks: Sequence[RankStatus], timeout: float) -> list[RankStatus] | Non
         return gone if waiting else None
     # the first rank of each node has its own words of a batch
     awaited = {r.words for r in ranks if r.kind == ACTING}
-    if awaited and all(r.kind == EFFECT and r.words in awaited for r in waiting):
+    if awaited and all(r.words in awaited for r in waiting):
         return None  # all have agreed to wait for this, however long it takes
     if any(r.still < timeout for r in ranks):
         return None
-    return [r for r in ranks if r.kind not in (*WAITING, BACKWARD)]
+    return [r for r in ranks if r.kind not in (WAITING, BACKWARD)]

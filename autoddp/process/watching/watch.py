@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.place import HERE
-from autoddp.comm.position import COLLECTIVE
-from autoddp.errors import Disagreement, RankEnded, one_line
+from autoddp.comm.position import WAITING
+from autoddp.errors import RankEnded, one_line
 from autoddp.process import streams
 from autoddp.process.watching.judge import RankStatus, judge
 from autoddp.process.watching.progress import ProgressProbe
@@ -65,17 +65,13 @@ class Watch:
             self._look()  # at once: a rank that is stopped soon has reported where it is
             while not self._over.wait(min(LONGEST, self.timeout / OFTEN)):
                 self._look()
-        except Disagreement as error:
-            self._end([f"{PREFIX} {error}"])
         finally:
             self._ended.set()
 
     def _look(self) -> None:
-        mine, passed = self._status(), self.group.collective_check.recent()
+        mine = self._status()
         for line in self.lines.values():
             line.send(json.dumps(["at", vars(mine)]).encode())
-            if self.rank and passed:
-                line.send(json.dumps(["passed", passed]).encode())
         self._hear()
         if self.rank == 0:
             ranks = [mine, *map(self._known, self.lines)]
@@ -92,7 +88,7 @@ class Watch:
         behind = self.progress.behind() if self.group.native else 0.0
         idle = max(idle, behind)
         if behind and not kind:  # the rank waits for its device, and the device for other ranks
-            kind, words = COLLECTIVE, self.group.collective_check.newest()
+            kind, words = WAITING, self.group.collective_check.newest()
             waited = behind
         stack = [f"{socket.gethostname()}, process {os.getpid()}"]
         if HERE.raised is not None:
@@ -120,8 +116,6 @@ class Watch:
     def _note(self, rank: int, what: str, content: Any) -> None:
         if what == "at":
             self.known[rank] = RankStatus(**content)
-        elif what == "passed":
-            self.group.collective_check.compare(rank, content)
         elif what == "end":
             self._end([])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.comm.outcome import Outcome
-from autoddp.comm.position import ACTING, EFFECT, MEETING
+from autoddp.comm.position import ACTING, WAITING
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.training.loading.generators import Generators
 from autoddp.training.loading.link import NodeLink
@@ -57,7 +57,7 @@ class SharedPass:
         self.run, self.where, self.batched = run, where, batched
         self.context, self.is_first, self.first = run.group.context, link.is_first, link.first
         self.requested, self.ends = 0, dict[int, Any]()
-        with self.at(EFFECT, self._words()):
+        with self.at(WAITING, self._words()):
             self.ends = link.begin()
 
     def __del__(self) -> None:
@@ -110,7 +110,7 @@ class SharedPass:
             key: packed((kind, self.requested, payload), from_worker)
             for key, payload in distinct.items()
         }
-        with self.at(MEETING, "until the other ranks of the node have received theirs"):
+        with self.at(WAITING, "until the other ranks of the node have received theirs"):
             for rank, payload in payloads.items():
                 try:
                     for part in messages[id(payload)]:
@@ -127,7 +127,7 @@ class SharedPass:
             StopIteration: The first rank has left the pass, and a thread of the script reads ahead.
             RankEnded: The first rank has ended.
         """
-        with self.at(EFFECT, self._words()):
+        with self.at(WAITING, self._words()):
             try:
                 kind, number, payload = pickle.load(self.ends[self.first])
             except (EOFError, OSError, pickle.UnpicklingError):
