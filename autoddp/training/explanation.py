@@ -82,19 +82,15 @@ class Explanation(Feature):
     def sentence(self, times: dict[str, float]) -> str:
         """Return a line about where the time of this rank went."""
         size, seconds, share = self.run.group.size, times["seconds"], self.run.view.work.share()
-        if self.run.options.view == "local":
-            shared = "each trained on its own rows"
-        elif share is None:
-            shared = "no module was called with a batch, so each did all of the computing"
-        else:
-            shared = f"{share:.0%} of the computing was shared"
+        # the local view counts no share, nor does a script without modules
+        shared = "" if share is None else f"{share:.0%} of the computing was shared; "
         waits = {"for gradients": "gradients", "for other ranks": "ranks"}
         waits |= {"for the loader": "loader"} if self.run.waited else {}
         waited = ", ".join(
             f"{times[part] / seconds:.0%} {whom}" for whom, part in waits.items() if seconds
         )
         return (
-            f"{size} ranks, {seconds:.0f} s: {shared}; time spent waiting: {waited}; "
+            f"{size} ranks, {seconds:.0f} s: {shared}time spent waiting: {waited}; "
             "`autoddp bench` tells more"
         )
 

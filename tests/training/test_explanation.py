@@ -112,4 +112,4 @@ def test_in_the_local_view_each_rank_works_on_its_rows():
         "are those of rank 0's rows alone"
     )
     assert (zero[1], one[1]) == ([said], [])
-    assert account(lambda stream: None, view="local").startswith("each trained on its own rows; ")
+    assert account(lambda stream: None, view="local").startswith("time spent waiting: ")
