@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -63,8 +62,12 @@ class Rowwise(Feature):
         """
         for name in (*self.names, *KNOWN):
             module, _, path = name.partition(":")
-            if name in self.waiting:
-                _check(name, module.partition(".")[0], path)
+            root = module.partition(".")[0]
+            if name in self.waiting and not (path and _installed(root)):
+                raise BadInput(
+                    f"--rowwise is {name!r}; it takes package.module:Name of an installed package; "
+                    "mark what is the script's own by @autoddp.rowwise"
+                )
 
             def act(found: ModuleType, name: str = name) -> None:
                 self._mark(undo, found, name)
@@ -78,7 +81,7 @@ class Rowwise(Feature):
         for each in (*outer, last):
             if not hasattr(owner, each):
                 if asked:
-                    raise BadInput(f"--rowwise is {name!r}; {_nearest(each, dir(owner))}")
+                    raise BadInput(f"--rowwise is {name!r}; there is no {each!r}")
                 return
             holder, owner = owner, getattr(owner, each)
         self.waiting.discard(name)
@@ -92,20 +95,8 @@ class Rowwise(Feature):
             self.report.say_once("rowwise", f"--rowwise {name}", "its module was never imported")
 
 
-def _check(name: str, root: str, path: str) -> None:
-    if root == "__main__":
-        raise BadInput(
-            f"--rowwise is {name!r}, which is the script's own; mark it there by @autoddp.rowwise"
-        )
-    if not root or not path:
-        raise BadInput(f"--rowwise is {name!r}; it takes package.module:Name")
-    if importlib.util.find_spec(root) is None:
-        raise BadInput(f"--rowwise is {name!r}; there is no module {root!r}")
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    return f"there is no {name!r}" + (f"; {near[0]!r} is near" if near else "")
+def _installed(root: str) -> bool:
+    return root not in ("", "__main__") and importlib.util.find_spec(root) is not None
 
 
 def rowwise(kind: F) -> F:
