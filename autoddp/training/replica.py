@@ -28,7 +28,6 @@ from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.state import View
 
 KEPT = 4  # reducers, the ones used last; each costs about a copy of its gradients
-ROOM = 1 << 30  # bytes of their gradients on an accelerator, without the one used last
 
 
 class Anchor(nn.Module):
@@ -87,7 +86,7 @@ class Replicas:
             self.compare(leaves.dense)
             found = Replica(self._made(leaves.dense), leaves)
         self._kept[leaves.key] = found
-        while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
+        if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return found
 
@@ -107,16 +106,6 @@ class Replicas:
             # torch checks the annotations of a hook, and a lambda has none
             made.register_comm_hook(group, lambda group, bucket: averaged(group, bucket.buffer()))
         return made
-
-    def _held(self) -> int:
-        """Count the bytes of accelerator memory of all reducers but the one used last."""
-        sizes = [
-            x.nbytes
-            for replica in [*self._kept.values()][:-1]
-            for x in replica.leaves.dense
-            if not x.is_cpu
-        ]
-        return sum(sizes)
 
     def drop(self, replica: Replica) -> None:
         """Drop the reducer of a backward that raised: it cannot be armed again."""
