@@ -102,7 +102,7 @@ def _installed(root: str) -> bool:
 def rowwise(kind: F) -> F:
     """Mark a function, an autograd function or a module class: each row is computed by itself.
 
-    It is then computed on each rank's rows, where it would else gather. Tensors that it returns
+    It is then computed on each rank's rows; without the mark it gathers. Tensors that it returns
     must have these rows along the first sharded argument's dimension; it may not draw random
     numbers, and a backward must be linear in the gradient. A replicated argument is cut likewise,
     if it has as many rows and dimensions and requires no gradient. `autoddp verify` tells whether
@@ -124,7 +124,9 @@ def rowwise(kind: F) -> F:
 def mark(kind: Any, known: bool = False) -> Any:
     """Have a function, an autograd function or a module class compute on local rows.
 
-    Where it is `known`, it stands in our table: in a call that this may not mean it gathers.
+    Args:
+        kind: What is marked.
+        known: Whether `KNOWN` lists it; it then gathers in a call for which `_meant` is false.
     """
     if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
 
@@ -138,7 +140,7 @@ def mark(kind: Any, known: bool = False) -> Any:
         return kind
     if isinstance(kind, type) or not callable(kind):
         raise BadInput(
-            f"rowwise is given {kind!r}; it takes a function or a class of torch's kinds"
+            f"rowwise got {kind!r}; it takes a function, an autograd.Function or a Module class"
         )
     return _marked(kind, known)
 

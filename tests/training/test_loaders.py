@@ -275,6 +275,14 @@ def test_samples_drawn_by_rows_differ_by_rank_and_the_generators_stay_equal():
     assert torch.equal(again[0][0], zero[0])  # a seeded script repeats itself
 
 
+def test_strings_under_loading_rows_leave_the_generators_alone():
+    def script(run):
+        return strings_in_a_batch(), draws()
+
+    (alone,) = on_ranks(script, 1)
+    assert on_ranks(script, 2, loading="rows") == [alone] * 2
+
+
 @pytest.mark.parametrize("loading", ["auto", "each"])
 def test_samples_that_are_drawn_are_those_of_one_process(loading):
     def script(run):

@@ -28,7 +28,7 @@ from autoddp.training.loading.plan import (
     unlike_rows,
 )
 from autoddp.training.loading.rows import RowBatches
-from autoddp.training.loading.sampling import Fetching
+from autoddp.training.loading.sampling import Fetching, changed
 from autoddp.training.loading.shared import Sharing
 from autoddp.training.loading.watch import DRAWS, OWN, own_generators
 
@@ -91,7 +91,8 @@ class Loaders(Feature):
         if plan.way == SHARED:
             started = self.sharing.start(loader, make, plan)
             return SharedBatches(self, loader, plan.where, *started)
-        return WholeBatches(self, loader, plan.where, make())
+        with changed(loader, in_order=True):  # else each rank gets them in an order of its own
+            return WholeBatches(self, loader, plan.where, make())
 
     # ---- plans
 

@@ -118,7 +118,7 @@ class RowBatches:
     def _fall_back(self, plan: Plan, batch: Any, errors: list[Exception]) -> Any:
         """Return the first batch in the way of `plan`, and let a successor provide all others."""
         job, context = self.job, self.view.context
-        self.sampler.whole = math.inf
+        self.sampler.whole, self.sampler.before_fetch = math.inf, lambda: None
         if self.loader.num_workers:
             self.successor = self._restarted(plan)
             return self.successor.next()
