@@ -17,9 +17,7 @@ from autoddp.launch.failure import say as say
 from autoddp.launch.failure import words
 from autoddp.launch.imports import import_torch, imports_for_all
 from autoddp.options import Options
-from autoddp.patching import Installation
 from autoddp.process import devices, network, own_ddp
-from autoddp.process.frames import Frames
 from autoddp.process.job_folder import JobFolder
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
@@ -155,8 +153,7 @@ def alone(script: Script, options: Options, why: str) -> int:
     """Run the script in this process, as it is; return its exit code."""
     say(options, why)
     HERE.world = World()  # so that `@distributed` starts no job in it
-    with Installation([Frames()] if Frames.wanted(options) else []):
-        return script.run(whole_traceback=options.verbose)
+    return script.run(whole_traceback=options.verbose)
 
 
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
