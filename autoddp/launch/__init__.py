@@ -72,9 +72,7 @@ def prepare(options: Options) -> Options:
     Raises:
         BadInput: The options cannot be met here.
     """
-    found = devices.there(os.environ)
-    nproc = options.nproc or max(1, len(found.names) // options.gpus_per_rank)
-    devices.share(found, nproc, options.backend, options.gpus_per_rank)
+    nproc = options.nproc or max(1, len(devices.there(os.environ).names))
     port = options.master_port
     if options.nnodes > 1:
         if options.master_addr is None:
@@ -172,7 +170,7 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
 
         if compiler.is_wanted(script):
             compiler.import_for_all(script.folder())
-    given = find_devices(options.nproc, options)
+    given = find_devices()
     logs = Logs(options.log_dir)
     job = Job(script, options, given, own, logs, JobFolder(), random.getstate())
     signals = LauncherSignals(options.nproc, options.grace)
