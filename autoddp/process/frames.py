@@ -73,7 +73,7 @@ class Frames(Feature):
                 return
             file, line, names = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
             shown = names.setdefault("__warningregistry__", {})
-            warnings.warn_explicit(message.message, None, file, line, names["__name__"], shown)
+            warnings.warn_explicit(message.message, None, file, line, names.get("__name__"), shown)
 
         return stands_for(original)(show_at_script)
 
