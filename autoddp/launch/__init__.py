@@ -182,7 +182,7 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     silent = failure is not None and (failure.rank or failure.killed or failure.where)
     if failure is not None and silent and signals.ending is None:
         print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
-        kept = not failure.where and logs.said(failure.rank)
+        kept = not failure.where and logs.has_output(failure.rank)
     if not kept:
         logs.remove()
     if failure is None:

@@ -33,7 +33,7 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         elif feature.wanted(options) and (several or not feature.apart):
             chosen.append(feature(run))
     if group.unshared:
-        slower = "the ranks of a machine talk by gloo, which takes longer than shared memory"
+        slower = "the ranks of a machine use gloo, which takes longer than shared memory"
         report.say_once("memory", "", f"{slower} ({group.unshared})")
     installation = Installation(chosen, users_modules, library_modules)
     with installation, Watch(group, report, options.hang_timeout):

@@ -65,7 +65,7 @@ def run(job: Job) -> int:
     with member(world, job.options, job.devices, report, job.script) as mine:
         group = mine.run.group
         if job.own.line and job.options.own_ddp == "auto":
-            report.say(job.own.said(job.script.name))
+            report.say(job.own.message(job.script.name))
         code = job.script.run(job.options.verbose, mine.run.ended)
         if not code and os.getpid() == this:
             group.conclude()
@@ -89,7 +89,7 @@ def by_itself(job: Job, world: World) -> int:
         sys.modules["numpy.random"].seed()
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
-    report.say(job.own.said(job.script.name))
+    report.say(job.own.message(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     size = world.world_size if job.options.own_ddp == "auto" else 1  # else the user has said so
     with check_joined(job.own.line, size):
