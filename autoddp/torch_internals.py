@@ -33,7 +33,6 @@ TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
 no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
-as_builtin = torch.jit._builtins._register_builtin  # names TorchScript's operator for a function
 no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dynamo
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SAME, WRONG = "What one process means", "When something is wrong"
 PANELS = {
-    "Launch": ("nproc", "module", "gpus_per_rank", "backend", "own_ddp"),
+    "Launch": ("nproc", "module", "backend", "own_ddp"),
     "Several nodes": ("nnodes", "node_rank", "master_addr", "master_port"),
     SAME: ("view", "batchnorm", "draws", "strict"),
     "Speed": ("loading", "average_every", "rowwise"),

@@ -25,7 +25,7 @@ from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
-from autoddp.process import allocator, joining, worker
+from autoddp.process import joining, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.membership import member
 from autoddp.process.script import strip
@@ -76,7 +76,7 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
             "leave that out, or run the whole script by autoddp run"
         )
     launch.check(call.options)
-    devices, logs = joining.find_devices(ranks, call.options), Logs(call.options.log_dir)
+    devices, logs = joining.find_devices(), Logs(call.options.log_dir)
     forkable.check(call.site, ranks, call.options)
     logs.make()
     with listen() as door, closing(Forks(call.site, ranks, logs)) as others:
@@ -133,11 +133,11 @@ def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
-    kept, run = False, None
+    run = None
     try:
-        kept = worker.set_up(world)
+        worker.set_up(world)
         joining.take_device(world, devices)
-        with member(world, options, devices, report, None, False) as mine:
+        with member(world, options, devices, report, None) as mine:
             run = mine.run
             yield run
             run.view.pending.reduce()
@@ -146,8 +146,6 @@ def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
         if run is not None:
             leave(run.group)
         torch.set_num_threads(threads)
-        if kept:
-            allocator.give_back()
         for name, value in environ.items():
             os.environ.pop(name, None)
             if value is not None:

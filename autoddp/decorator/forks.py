@@ -103,7 +103,7 @@ class Forks:
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
                 stream.flush()
         notebook.say_last(f"{self.logs.failure(rank, what)}\n")
-        if not self.logs.said(rank):
+        if not self.logs.has_output(rank):
             self.logs.remove()
         self._kill()
         os._exit(code)

@@ -11,7 +11,6 @@ class Keywords(TypedDict, total=False):
     """The options that `@distributed` takes; a test compares them with `autoddp.options`."""
 
     nproc: int | None
-    gpus_per_rank: int
     backend: Literal["auto", "nccl", "gloo", "native"]
     view: Literal["global", "local"]
     batchnorm: Literal["exact", "local"]

@@ -17,9 +17,7 @@ from autoddp.launch.failure import say as say
 from autoddp.launch.failure import words
 from autoddp.launch.imports import import_torch, imports_for_all
 from autoddp.options import Options
-from autoddp.patching import Installation
 from autoddp.process import devices, network, own_ddp
-from autoddp.process.frames import Frames
 from autoddp.process.job_folder import JobFolder
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
@@ -74,9 +72,7 @@ def prepare(options: Options) -> Options:
     Raises:
         BadInput: The options cannot be met here.
     """
-    found = devices.there(os.environ)
-    nproc = options.nproc or max(1, len(found.names) // options.gpus_per_rank)
-    devices.share(found, nproc, options.backend, options.gpus_per_rank)
+    nproc = options.nproc or max(1, len(devices.there(os.environ).names))
     port = options.master_port
     if options.nnodes > 1:
         if options.master_addr is None:
@@ -155,8 +151,7 @@ def alone(script: Script, options: Options, why: str) -> int:
     """Run the script in this process, as it is; return its exit code."""
     say(options, why)
     HERE.world = World()  # so that `@distributed` starts no job in it
-    with Installation([Frames()] if Frames.wanted(options) else []):
-        return script.run(whole_traceback=options.verbose)
+    return script.run(whole_traceback=options.verbose)
 
 
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
@@ -175,7 +170,7 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
 
         if compiler.is_wanted(script):
             compiler.import_for_all(script.folder())
-    given = find_devices(options.nproc, options)
+    given = find_devices()
     logs = Logs(options.log_dir)
     job = Job(script, options, given, own, logs, JobFolder(), random.getstate())
     signals = LauncherSignals(options.nproc, options.grace)
@@ -187,7 +182,7 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     silent = failure is not None and (failure.rank or failure.killed or failure.where)
     if failure is not None and silent and signals.ending is None:
         print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
-        kept = not failure.where and logs.said(failure.rank)
+        kept = not failure.where and logs.has_output(failure.rank)
     if not kept:
         logs.remove()
     if failure is None:

@@ -55,15 +55,6 @@ class Options:
         *(VERIFY, BENCH),
         flags=("-m",),
     )
-    gpus_per_rank: int = option(
-        1,
-        "The number of GPUs that each rank sees, for a script that puts parts of its "
-        "model on `cuda:0` and `cuda:1`.",
-        DECORATOR,
-        least=1,
-        most=4096,
-        rule="a rank has at least 1 GPU, where there are any",
-    )
     backend: str = option(
         "auto",
         "The library by which ranks talk; native is what torch has for the accelerator (NCCL "

@@ -13,27 +13,19 @@ from collections.abc import Mapping
 
 KEPT = (1 << 31) - 1  # bytes that are free at the end of the heap before any go back: an int's most
 LARGE = 1 << 28  # bytes of a block that is the system's own, and goes back when it is freed
-USUAL = 1 << 25  # the most of such bytes to which glibc itself goes, and all that old ones allow
-LIBRARY = ctypes.CDLL(None)
+USUAL = 1 << 25  # the most that an old glibc allows
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 ASKED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
-def keep_memory(environ: Mapping[str, str]) -> bool:
+def keep_memory(environ: Mapping[str, str]) -> None:
     """Keep what is freed for the next tensors of this process, and of its forks.
 
-    Returns:
-        Whether it does: not if the user's environment has such settings, or the C library has none.
+    Nothing is done if the user's environment has such settings, or the C library has none.
     """
+    library = ctypes.CDLL(None)
     asked = any(name in environ for name in ASKED) or "malloc" in environ.get("GLIBC_TUNABLES", "")
-    if asked or not hasattr(LIBRARY, "mallopt"):
-        return False
-    large = LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGE) or LIBRARY.mallopt(M_MMAP_THRESHOLD, USUAL)
-    return bool(large and LIBRARY.mallopt(M_TRIM_THRESHOLD, KEPT))
-
-
-def give_back() -> None:
-    """Release what is kept; from here on, about as much is kept as by glibc itself."""
-    LIBRARY.mallopt(M_MMAP_THRESHOLD, USUAL)
-    LIBRARY.mallopt(M_TRIM_THRESHOLD, 2 * USUAL)
-    LIBRARY.malloc_trim(0)
+    if asked or not hasattr(library, "mallopt"):
+        return
+    if library.mallopt(M_MMAP_THRESHOLD, LARGE) or library.mallopt(M_MMAP_THRESHOLD, USUAL):
+        library.mallopt(M_TRIM_THRESHOLD, KEPT)

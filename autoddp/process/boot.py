@@ -14,7 +14,7 @@ BOOT = os.path.abspath(__file__)
 
 
 def boot(module: str, *arguments: str) -> None:
-    """Import the package that this file is in, wherever it lies, and call `main` of `module`.
+    """Import the package that this file is in, and call `main` of `module`.
 
     The package is this one even if another autoddp is installed.
     """

@@ -13,10 +13,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import takewhile
 
-from autoddp.errors import BadInput
 from autoddp.process.boot import BOOT
 
 VARIABLES = {
@@ -28,8 +28,6 @@ VARIABLES = {
 # device files of drivers other than NVIDIA's
 NODES = ("/dev/kfd", "/dev/davinci_manager", "/dev/accel", "/dev/dri/renderD128")
 SLOW = 120.0  # seconds that a process may take to import torch and count
-PLAIN = ("auto", "gloo")  # values of --backend that need no accelerator
-OWN = "native"  # value of --backend: the accelerator's own backend, by whatever name
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,12 @@ class Devices:
         kind: torch's word for them; empty: there are none, and ranks compute on CPUs.
         names: Names of the devices, as the variable that shows them takes them.
         backend: Name of their own backend; empty: they have none.
-        each: Number of devices of each rank.
         why: Reason, for the user, why there are none.
     """
 
     kind: str = ""
     names: tuple[str, ...] = ()
     backend: str = ""
-    each: int = 1
     why: str = "no GPU here"
 
     @property
@@ -55,12 +51,11 @@ class Devices:
         """Return in words what each rank computes on."""
         if not self.names:
             return f"CPUs ({self.why})"
-        return f"{words(self.kind, self.each)} ({self.backend or 'gloo'})"
+        return f"{words(self.kind, 1)} ({self.backend or 'gloo'})"
 
     def of(self, local_rank: int) -> str:
-        """Return the names of a rank's devices; ranks share them where there are too few."""
-        first, count = local_rank * self.each, len(self.names)
-        return ",".join(self.names[(first + k) % count] for k in range(self.each))
+        """Return the name of a rank's device; ranks share them where there are too few."""
+        return self.names[local_rank % len(self.names)]
 
 
 def words(kind: str, count: int) -> str:
@@ -107,19 +102,13 @@ def count() -> int:
 def visible(environ: Mapping[str, str], there: int) -> list[str]:
     """Return the names of the GPUs that CUDA will show, as CUDA_VISIBLE_DEVICES takes them.
 
-    CUDA stops reading the variable at the first entry that names no device, and shows no GPU where
-    one is named twice.
+    CUDA stops reading the variable at the first entry that names no device.
     """
+    known = [str(index) for index in range(there)]
     if "CUDA_VISIBLE_DEVICES" not in environ:
-        return [str(index) for index in range(there)]
-    names: list[str] = []
-    for name in environ["CUDA_VISIBLE_DEVICES"].split(","):
-        name = name.strip()
-        known = name.isdecimal() and int(name) < there
-        if not known and not (there and name.startswith(("GPU-", "MIG-"))):
-            break
-        names.append(name)
-    return names if len(set(names)) == len(names) else []
+        return known
+    names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
+    return list(takewhile(lambda n: n in known or n.startswith(("GPU-", "MIG-")), names))
 
 
 def _asked(environ: Mapping[str, str]) -> Devices:
@@ -152,34 +141,3 @@ def main() -> None:
     except ValueError:
         backend = ""
     print(json.dumps([kind.type, number, "" if backend == "gloo" else str(backend)]))
-
-
-def share(found: Devices, ranks: int, wanted: str, each: int = 1, own: bool = False) -> Devices:
-    """Give each of the node's ranks its device, or `each` of them.
-
-    Args:
-        found: Accelerators that this process may compute on.
-        ranks: Number of ranks on this node.
-        wanted: `--backend`.
-        each: Number of devices of each rank.
-        own: Whether another launcher has started the ranks. It may have shown each rank other
-            devices; which ones is known once all ranks have met.
-
-    Raises:
-        BadInput: There are too few devices, or they do not talk by the backend that is asked for.
-    """
-    names, shown = found.names, f"this machine shows {words(found.kind, len(found.names))}"
-    enough = len(names) >= ranks * each or (own and len(names) >= each)
-    if each > 1 and not enough:
-        raise BadInput(
-            f"--gpus-per-rank is {each}, which with {ranks} rank{'s' * (ranks != 1)} "
-            f"takes {ranks * each} GPUs, but {shown}"
-            + ("; give fewer of either" if names else "; leave it out")
-        )
-    if wanted not in PLAIN and not (enough and wanted in (OWN, found.backend)):
-        by = f" ({found.backend})" if found.backend else ""
-        raise BadInput(
-            f"--backend is {wanted}, which needs a device of its own for each of {ranks} ranks, "
-            f"but {shown}{by}; use --backend gloo"
-        )
-    return replace(found, each=each)

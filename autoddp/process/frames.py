@@ -1,28 +1,35 @@
-"""The feature that keeps frames of autoddp's out of what a script or a library says of its own."""
+"""The feature that keeps frames of autoddp's out of tracebacks and warnings of the script."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.patching import Feature, patch, stands_for
-from autoddp.process import stacks, warned
+from autoddp.report import users_frame
 
 if TYPE_CHECKING:
     from autoddp.options import Options
 
-STACK = "stacks and tracebacks show the script's frames, and none of ours"
-WARNED = "a warning names the line that it is about, not ours"
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+SCRIPT = os.path.join(OURS, "process", "script.py")  # runs the script
+# files of torch that call what replaces a function of torch, or what is not to be compiled
+CALLERS = ("torch/overrides.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
+KINDS = (UserWarning, FutureWarning, DeprecationWarning, RuntimeWarning)
+Entry = tuple[FrameType, Any]
 Function = Callable[..., Any]
 
 
 class Frames(Feature):
-    """Stacks, tracebacks and warnings as in one process, whose script has no frame below it."""
+    """Tracebacks of errors that the script catches, and warnings, as in one process."""
 
     name: ClassVar[str] = "frames"
     without: ClassVar[str] = (
-        "stacks, tracebacks of errors that are caught, and warnings show frames of autoddp's"
+        "tracebacks of errors that are caught, and warnings, show frames of autoddp's"
     )
 
     @classmethod
@@ -30,32 +37,67 @@ class Frames(Feature):
         """Return whether the user has not asked for whole tracebacks."""
         return not options.verbose
 
-    @patch("traceback:walk_stack", why=STACK, hot=True)
-    def walk_stack(self, original: Function) -> Function:
-        """Make a walk up the stack that ends with the script's own frames."""
-        return stands_for(original)(stacks.of_stack)
+    def setup(self, undo: ExitStack) -> None:
+        """Have warnings of autoddp's lines go to `show`, which filters by the script's lines."""
+        undo.enter_context(warnings.catch_warnings())
+        for kind in KINDS:
+            warnings.filterwarnings("always", category=kind, module=r"autoddp\.")
 
     @patch(
         *("traceback:walk_tb", "traceback:_walk_tb_with_full_positions"),
-        why=STACK,
+        why="tracebacks show the script's frames, and none of ours",
         hot=True,
         optional=True,
     )
     def walk_traceback(self, original: Function) -> Function:
         """Make a walk down a traceback that passes over frames of autoddp's."""
-        return stands_for(original)(stacks.of_traceback(original))
 
-    @patch("warnings:warn", why=WARNED, hot=True)
-    def warn(self, original: Function) -> Function:
-        """Make a `warn` that does not count frames of autoddp's; TorchScript knows it for that."""
-        made = stands_for(original)(warned.warn_at_place(original))
-        if "torch" in sys.modules:
-            from autoddp import torch_internals
+        def walk_visible(traceback: TracebackType | None) -> Iterator[Entry]:
+            yield from visible(original(traceback))
 
-            torch_internals.as_builtin(made, "aten::warn")
-        return made
+        return stands_for(original)(walk_visible)
 
-    @patch("warnings:_showwarnmsg", why=WARNED, hot=True, optional=True)
+    @patch(
+        "warnings:_showwarnmsg",
+        why="a warning names the script's line, not ours",
+        hot=True,
+        optional=True,
+    )
     def show(self, original: Function) -> Function:
-        """Make what shows a warning of C code name the script's line in place of autoddp's."""
-        return stands_for(original)(warned.show_at_place(original))
+        """Make what shows a warning warn of the script's line in place of one of autoddp's."""
+
+        def show_at_script(message: Any) -> None:
+            frame = users_frame()
+            if frame is None or not message.filename.startswith(OURS):
+                original(message)
+                return
+            file, line, names = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
+            shown = names.setdefault("__warningregistry__", {})
+            warnings.warn_explicit(message.message, None, file, line, names.get("__name__"), shown)
+
+        return stands_for(original)(show_at_script)
+
+
+def visible(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the frames that one process has, too; both lists begin with the outermost frame.
+
+    Left out are autoddp's frames, the frames outside of the script's first one, and torch's frames
+    that lead to autoddp's: a function of torch's that hands a sharded batch to autoddp is called
+    once more below, and its outer frame is left out.
+    """
+    kept: list[Entry] = []
+    ours = False
+    for entry in entries:
+        code = entry[0].f_code
+        if code.co_filename == SCRIPT:
+            kept = []
+        if code.co_filename.startswith(OURS):
+            while kept and kept[-1][0].f_code.co_filename.endswith(CALLERS):
+                kept.pop()
+            ours = True
+            continue
+        if ours and kept and kept[-1][0].f_code is code:
+            kept.pop()
+        kept.append(entry)
+        ours = False
+    return kept

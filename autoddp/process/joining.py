@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -19,21 +18,17 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.options import Options
 from autoddp.process import devices, network
-from autoddp.process.backend import Choice, decide
+from autoddp.process.backend import decide
 from autoddp.process.devices import Devices
 from autoddp.process.meeting import agree, compare, facts_of
 from autoddp.process.script import Script
 
 
-def find_devices(ranks: int, options: Options) -> Devices:
-    """Find the devices of this node's ranks."""
-    built = torch_internals.accelerator() is not None
-    found = devices.there(os.environ) if built else Devices()
-    own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
-    if own and "SLURM_GPUS_PER_TASK" in os.environ:
-        found = replace(found, names=found.names[: options.gpus_per_rank])
-    given = devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
-    return given if built else replace(given, why="this torch is built without CUDA")
+def find_devices() -> Devices:
+    """Find the devices of this node's ranks, which this torch can use."""
+    if torch_internals.accelerator() is None:
+        return Devices(why="this torch is built without CUDA")
+    return devices.there(os.environ)
 
 
 def take_device(world: World, given: Devices) -> None:
@@ -48,7 +43,7 @@ def take_device(world: World, given: Devices) -> None:
     if begin is not None:
         begin()
     several = torch.accelerator.device_count()
-    if several > given.each:
+    if several > 1:
         torch.accelerator.set_device_index(world.local_rank % several)
 
 
@@ -57,10 +52,9 @@ def join(
     options: Options,
     given: Devices,
     script: Script | None,
-    apart: bool,
     attempt: str,
     say: Callable[[str], None],
-) -> tuple[Group, Choice]:
+) -> tuple[Group, str, str]:
     """Join the other ranks of this attempt, without a trace that the script could see.
 
     Args:
@@ -68,9 +62,11 @@ def join(
         options: Options of the job.
         given: Devices of this node's ranks.
         script: What is about to run; None where that is no file.
-        apart: Whether another launcher has started each rank.
         attempt: How often the job has been started before.
         say: Prints a line about a long wait.
+
+    Returns:
+        The ranks, the name of their backend, and the reason for it.
 
     Raises:
         BadInput: Another process listens on rank 0's port, the nodes differ, or the ranks cannot
@@ -78,29 +74,29 @@ def join(
     """
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
-    chosen = Choice()
-    facts = facts_of(world, script, options, apart)
+    chosen = why = ""
+    facts = facts_of(world, script, options)
     if facts is not None:
         facts["what a rank computes on"] = given.of_a_rank
 
-    def decision(ranks: list[Any]) -> dict[str, Any]:
-        compare([facts for _, facts in ranks], "rank" if apart else "node")
-        return asdict(decide(given, [place for place, _ in ranks], options.backend))
+    def decision(ranks: list[Any]) -> tuple[str, str]:
+        compare([facts for _, facts in ranks])
+        return decide(given, [place for place, _ in ranks], options.backend)
 
     def backend(channel: Channel) -> tuple[str, torch.device | None]:
-        nonlocal chosen
-        chosen = Choice(**agree(channel.meetings, (place_of(world, given), facts), decision))
-        alone = chosen.backend != "gloo" and given.each == 1
-        return chosen.backend, accelerator.at(torch.device(chosen.kind)) if alone else None
+        nonlocal chosen, why
+        chosen, why = agree(channel.meetings, (place_of(world, given), facts), decision)
+        device = None if chosen == "gloo" else accelerator.at(torch.device(given.kind))
+        return chosen, device
 
     if world.rank == 0 and not world.agent_store:
         network.check_free(world.master_port, "MASTER_PORT")
     group = Group.join(world, attempt, backend, say)
-    group.kind = chosen.kind
+    group.kind = given.kind if given.names else ""
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
-    return group, chosen
+    return group, chosen, why
 
 
 def place_of(world: World, given: Devices) -> str:

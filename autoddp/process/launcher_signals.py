@@ -26,10 +26,9 @@ FORWARDED = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 )
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-SETTLE = 0.1  # seconds in which a rank that received the signal by itself reports it
+SETTLE = 0.1  # seconds in which a rank that received a signal reports it
 ALONE = 5.0  # seconds that the others have, at most, once rank 0 has ended after a signal
-STALE = 1.0  # seconds until a rank reports a signal, unless two arrive as one
-TICK = 0.05
+TICK, SOON = 0.05, 0.002
 RUNNING = -1
 
 
@@ -43,8 +42,6 @@ class LauncherSignals:
         self._interrupted = False
         self._found = {number: signal.getsignal(number) for number in FORWARDED}
         self._heard: Counter[int] = Counter()
-        self._passed_on: Counter[int] = Counter()  # which the first rank has not reported yet
-        self._last = 0.0
         self._reading, self._writing = os.pipe()
         for end in (self._reading, self._writing):
             os.set_blocking(end, False)
@@ -85,7 +82,6 @@ class LauncherSignals:
         self._codes[:] = [RUNNING] * self.ranks
         self._has_had(0)  # empties the pipe
         self._heard.clear()
-        self._passed_on.clear()
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """Send the ranks a signal, unless the first has received it by itself, or it is ignored."""
@@ -98,30 +94,30 @@ class LauncherSignals:
             kill()
             return
         self._interrupted |= number == signal.SIGINT
-        time.sleep(SETTLE)
-        if not self._has_had(number):
+        if not self._reports(number):
             for child in multiprocessing.active_children():
                 assert child.pid is not None
                 os.kill(child.pid, number)  # an unwaited child: the number is still its own
-            self._passed_on[number] += 1
-            self._last = time.monotonic()
+            self._reports(number)  # the one that was sent from here
         if number in ENDING and self.ending is None:
             self.ending = number
             threading.Thread(target=self._see_to_the_end, daemon=True).start()
 
+    def _reports(self, number: int) -> bool:
+        """Return whether the first rank reports a signal soon."""
+        deadline = time.monotonic() + SETTLE
+        while not (had := self._has_had(number)) and time.monotonic() < deadline:
+            time.sleep(SOON)
+        return had
+
     def _has_had(self, number: int) -> bool:
-        """Return whether the first rank has reported a signal that it received by itself.
+        """Return whether the first rank has reported a signal since the last call.
 
         With `RETURNED` added: whether the script's own handler has returned, so that the script
         goes on, and may be signalled again.
         """
         with contextlib.suppress(BlockingIOError):  # the rank has reported nothing new
             self._heard.update(os.read(self._reading, 4096))
-        echo = self._heard & self._passed_on  # it also reports the signals that were sent from here
-        self._heard -= echo
-        self._passed_on -= echo
-        if time.monotonic() - self._last > STALE:
-            self._passed_on.clear()
         return self._heard.pop(number, 0) > 0
 
     def _see_to_the_end(self) -> None:

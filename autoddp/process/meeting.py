@@ -56,12 +56,11 @@ def agree(lines: Lines, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
     return decided
 
 
-def compare(found: Sequence[Facts | None], kind: str) -> None:
-    """Check that all nodes, or ranks, are about to run the same.
+def compare(found: Sequence[Facts | None]) -> None:
+    """Check that all nodes are about to run the same.
 
     Args:
         found: Facts of each rank; None where another rank has sent those of its node.
-        kind: Word for messages, "node" or "rank".
 
     Raises:
         BadInput: Something differs.
@@ -72,29 +71,23 @@ def compare(found: Sequence[Facts | None], kind: str) -> None:
             here, there = (known.get(name, "not there") for known in (facts[0], theirs))
             if here != there:
                 raise BadInput(
-                    f"{name} is {there} on {kind} {number} and {here} on {kind} 0; start all "
-                    f"{kind}s with the same command, script and environment"
+                    f"{name} is {there} on node {number} and {here} on node 0; start all "
+                    "nodes with the same command, script and environment"
                 )
 
 
-def facts_of(world: World, script: Script | None, options: Options, apart: bool) -> Facts | None:
+def facts_of(world: World, script: Script | None, options: Options) -> Facts | None:
     """Return what must be equal on all nodes, by its name in messages.
-
-    The ranks of autoddp's own launcher are forks of one process, so the first one sends the facts.
-    Ranks that another launcher has started are compared one by one.
 
     Args:
         world: Place of this rank.
         script: The script; None for a decorated call.
         options: Options of the job.
-        apart: Whether another launcher has started each rank.
 
     Returns:
-        The facts; None if another rank sends them, or nobody else runs them.
+        The facts; None on a job's only node, and where another rank of the node sends them.
     """
-    if world.world_size == (1 if apart else world.local_world_size):
-        return None
-    if world.local_rank and not apart:
+    if world.local_rank or world.world_size == world.local_world_size:
         return None
     found = {
         flag(row.name): str(getattr(options, row.name))

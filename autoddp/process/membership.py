@@ -42,7 +42,6 @@ def member(
     given: Devices,
     report: Report,
     script: Script | None,
-    apart: bool,
 ) -> Iterator[Member]:
     """Be a rank inside, which sees one process, or in the local view a launcher's variables.
 
@@ -52,13 +51,12 @@ def member(
         given: Devices of this node's ranks.
         report: Report of this rank.
         script: What is about to run; None where that is no file.
-        apart: Whether another launcher has started each rank.
     """
     hidden = hide(os.environ)
     if options.view == "local":
         os.environ.update(hidden or world.variables(nodes=1))
     attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group, chosen = join(world, options, given, script, apart, attempt, report.say)
+    group, backend, why = join(world, options, given, script, attempt, report.say)
     if options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
@@ -66,13 +64,13 @@ def member(
     nodes = len(leaders(group))
     report.say(
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
-        f"{chosen.backend} ({chosen.why}), {options.view} view"
+        f"{backend} ({why}), {options.view} view"
     )
     with session(world, options, group, report) as run:
         mine = Member(run, tuple(sys.argv))
         yield mine
     if world.rank == 0 and options.report is not None:
-        about = {"ranks": world.world_size, "nodes": nodes, "backend": chosen.backend}
+        about = {"ranks": world.world_size, "nodes": nodes, "backend": backend}
         write(options.report, report, mine, about | {"view": options.view})
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Nobody:
-    """The stand-in for the group of ranks, to which a worker process does not talk."""
+    """The stand-in for the group of ranks, which a worker process has no connection to."""
 
     rank: int
     size: int

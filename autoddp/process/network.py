@@ -66,11 +66,11 @@ def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
         BadInput: Something else answers, such as an HTTP server.
         AutoDDPError: Nobody does in time.
     """
-    while not (said := _answer(host, port)).startswith(NONCE):
-        if said and not NONCE.startswith(said):
+    while not (found := _answer(host, port)).startswith(NONCE):
+        if found and not NONCE.startswith(found):
             raise BadInput(
-                f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is "
-                "no node 0 of a job; give the port that node 0 was started with"
+                f"--master-port is {port}, where {host} answers {found.splitlines()[0]!r}, which "
+                "is no node 0 of a job; give the port that node 0 was started with"
             )
         patience.look(lambda: f"{whom} at {host}:{port}")
         time.sleep(AGAIN)

@@ -15,7 +15,7 @@ from autoddp.process.source import FLAGS, SourceFacts
 
 
 class Kind(Enum):
-    """The ways in which the processes of a script come to be."""
+    """The ways in which the processes of a script are started."""
 
     VIEW = "ranks, of which each sees one process"
     RANKS = "ranks as torchrun starts them"
@@ -31,8 +31,8 @@ class LaunchForm:
     always: bool = False  # whether that line runs whatever the environment
     flag: str = ""  # option by which the script's parser takes its local rank
 
-    def said(self, name: str) -> str:
-        """Return the line said at the start: the way that the script goes, where there are two."""
+    def message(self, name: str) -> str:
+        """Return the line printed at the start: which of two ways the script goes."""
         if self.kind is Kind.VIEW:
             return (
                 f"{name} calls init_process_group where a launcher has set its variables "
@@ -66,7 +66,7 @@ def of(found: SourceFacts, own_ddp: str) -> LaunchForm:
 
 
 def once(name: str, line: str) -> str:
-    """Return the line said at the start of a script that starts its ranks itself."""
+    """Return the line printed at the start of a script that starts its ranks itself."""
     return (
         f"{name} starts its ranks itself ({line}): run once, as python would; --nproc is left to it"
     )

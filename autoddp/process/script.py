@@ -19,7 +19,7 @@ from importlib.machinery import SourceFileLoader
 from types import FrameType, ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
-from autoddp.process import stacks
+from autoddp.process.frames import visible
 from autoddp.process.script_file import find_file, find_module
 from autoddp.process.source import SourceFacts, read
 
@@ -188,12 +188,6 @@ def _show(error: BaseException) -> int:
             traceback.print_exception(error, file=own)
     except SystemExit as ending:
         return _system_exit(ending)
-    except BaseException as broken:
-        strip(broken)
-        print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(broken), broken, broken.__traceback__)
-        print("\nOriginal exception was:", file=sys.stderr)
-        sys.__excepthook__(type(error), error, error.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -213,7 +207,7 @@ def strip(error: BaseException) -> None:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    kept = [entry for _, entry in stacks.visible(_entries(traceback))]
+    kept = [entry for _, entry in visible(_entries(traceback))]
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -18,14 +17,11 @@ def find_file(name: str) -> str:
         BadInput: There is no such file, or it cannot be read or run.
     """
     path = os.path.join(os.getcwd(), name)
-    if os.path.isdir(path):
-        raise BadInput(f"{name} is a directory; give the script in it, or -m for a package")
-    if not os.path.exists(path):
-        python = re.fullmatch(r"python[0-9.]*", os.path.basename(name))
-        way = f"leave {name} out: what follows it is the script" if python else "check the path"
-        raise BadInput(f"no script at {name} (in {os.getcwd()}); {way}")
-    if not os.access(path, os.R_OK):
-        raise BadInput(f"{name} may not be read by this user; check its permissions")
+    if os.path.isdir(path) or not os.access(path, os.R_OK):
+        raise BadInput(
+            f"no script at {name} (in {os.getcwd()}) that this user may read; check the path, "
+            "leave out python before it, and give a package by -m"
+        )
     if name.endswith(".ipynb"):
         made = f"{name.removesuffix('.ipynb')}.py"
         raise BadInput(

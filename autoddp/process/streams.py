@@ -31,7 +31,7 @@ class Logs:
         """Return the path of the log of a rank above 0."""
         return Path(self.folder or "", f"rank{rank}.log")
 
-    def said(self, rank: int) -> bool:
+    def has_output(self, rank: int) -> bool:
         """Return whether the log of a rank holds anything."""
         return self.of(rank).is_file() and self.of(rank).stat().st_size > 0
 

@@ -46,7 +46,6 @@ class Job:
     logs: Logs
     private: JobFolder
     random_state: Any  # of Python's generator, which a forked child would reseed
-    apart: bool = False  # whether another launcher has started each rank
     flag: SharedFlag = field(default_factory=SharedFlag)
 
 
@@ -63,10 +62,10 @@ def run(job: Job) -> int:
     joining.take_device(world, job.devices)
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict, flag=job.flag)
     this = os.getpid()
-    with member(world, job.options, job.devices, report, job.script, job.apart) as mine:
+    with member(world, job.options, job.devices, report, job.script) as mine:
         group = mine.run.group
         if job.own.line and job.options.own_ddp == "auto":
-            report.say(job.own.said(job.script.name))
+            report.say(job.own.message(job.script.name))
         code = job.script.run(job.options.verbose, mine.run.ended)
         if not code and os.getpid() == this:
             group.conclude()
@@ -90,7 +89,7 @@ def by_itself(job: Job, world: World) -> int:
         sys.modules["numpy.random"].seed()
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
-    report.say(job.own.said(job.script.name))
+    report.say(job.own.message(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     size = world.world_size if job.options.own_ddp == "auto" else 1  # else the user has said so
     with check_joined(job.own.line, size):
@@ -106,9 +105,9 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(own_ddp.twice(script.name, own.line, world.world_size))
-    found, logs = joining.find_devices(world.local_world_size, options), Logs(options.log_dir)
+    found, logs = joining.find_devices(), Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
+    job = Job(script, options, found, own, logs, JobFolder(), random.getstate())
     terminal = os.dup(2)
     try:
         code = run(job)
@@ -125,11 +124,10 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     return code
 
 
-def set_up(world: World) -> bool:
-    """Share the cores; a fork must do it first, as its inherited thread pool has no threads.
+def set_up(world: World) -> None:
+    """Share the cores, and keep the memory that tensors leave.
 
-    Returns:
-        Whether this process keeps the memory that its tensors leave.
+    A fork must do it first, as its inherited thread pool has no threads.
     """
     cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -138,7 +136,7 @@ def set_up(world: World) -> bool:
         if asked.isdecimal() and 0 < int(asked) <= LARGEST
         else max(1, cores // world.local_world_size)
     )
-    return allocator.keep_memory(os.environ)
+    allocator.keep_memory(os.environ)
 
 
 def end(group: Group, code: int) -> None:

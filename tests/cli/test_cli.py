@@ -75,8 +75,8 @@ def test_every_option_arrives(asked):
 BAD = {
     "no script": ("run", "no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
     "no such script": ("run none.py", "no script at none.py (in "),
-    "python": ("run python s.py", "; leave python out: what follows it is the script"),
-    "a directory": ("run .", ". is a directory; give the script in it, or -m for a package"),
+    "python": ("run python s.py", "check the path, leave out python before it"),
+    "a directory": ("run .", "no script at . (in "),
     "a module's file": ("run -m s.py", "no module named s.py; check its name (without .py)"),
     "a package": ("run -m pkg", "no module named pkg.__main__; check its name"),
     "no value": ("run --nproc", "requires an argument; see autoddp run --help"),

@@ -28,7 +28,6 @@ def own():
 class Warned(nn.Module):
     def forward(self, x):
         warnings.warn(f"in forward, {len(x)} rows")
-        deprecated(3)
         return F.softmax(x)
 
 
@@ -38,16 +37,14 @@ for step in range(3):
     F.mse_loss(net(x), torch.zeros(6, 1))
     F.kl_div(net(x).log_softmax(1), torch.rand(6, 3))
     F.softmax(net(x))
-    nn.Softmax()(net(x))
     F.dropout2d(net(x))
     Warned()(net(x))
     torch.nonzero(net(x)).T.sum()
     net(x).view(6, 3, 1).T
     net(x).grad
     float(net(x).mean())
-    deprecated(step + 1)
+    deprecated(step % 2 + 1)
     own()
-deprecated(9)
 warnings.warn(UserWarning("as an object"), stacklevel=1)
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")

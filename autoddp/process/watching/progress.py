@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -71,21 +72,15 @@ class ProgressProbe:
 
     def line(self) -> str:
         """Return the user's line that runs now."""
-        frame = self._frame()
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        return places.named(frame)
+        frames = self._frames()
+        return places.named(next((f for f in frames if is_users(f.f_code.co_filename)), None))
 
     def stack(self) -> list[str]:
         """Return the user's frames, the outermost first, and where the last waits in a library."""
-        frame = self._frame()
-        inner = "" if frame is None or is_users(frame.f_code.co_filename) else _named(frame)
-        users: list[str] = []
-        while frame is not None and len(users) < DEPTH:
-            if is_users(frame.f_code.co_filename):
-                users.append(_named(frame))
-            frame = frame.f_back
-        return users[::-1] + ([f"inside {inner}"] if inner else [])
+        frames = self._frames()
+        users = [frame for frame in frames if is_users(frame.f_code.co_filename)]
+        inner = [f"inside {_named(frames[0])}"] if frames[:1] != users[:1] else []
+        return [*map(_named, reversed(users[:DEPTH])), *inner]
 
     def _wakes(self) -> int:
         """Return how often the script's thread has woken; 0 where a container hides that."""
@@ -96,17 +91,16 @@ class ProgressProbe:
         found = text.partition("\nvoluntary_ctxt_switches:")[2].split(None, 1)
         return int(found[0]) if found else 0
 
-    def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self.ident)
+    def _frames(self) -> list[FrameType]:
+        """Return the frames of the script's thread, the innermost first."""
+        innermost = sys._current_frames()[self.ident]
+        return [frame for frame, _ in traceback.walk_stack(innermost)]
 
     def _look(self) -> ProgressReading:
         children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
         own = time.process_time() - time.thread_time()  # without the time of this thread
-        frame, found = self._frame(), []
-        while frame is not None:
-            found.append((id(frame.f_code), frame.f_lineno))
-            frame = frame.f_back
-        return ProgressReading(time.monotonic(), own + children, self._wakes(), tuple(found))
+        found = tuple((id(frame.f_code), frame.f_lineno) for frame in self._frames())
+        return ProgressReading(time.monotonic(), own + children, self._wakes(), found)
 
 
 def _mark(device: torch.device) -> torch.Event:
