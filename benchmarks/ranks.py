@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.patience import Patience
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import reducing
+from autoddp.comm.timeout import Timeout
 from autoddp.comm.world import World
 
 CLONE_NEWNET = 0x40000000
@@ -42,7 +42,7 @@ class LightRank(Rpc):
 
     def __init__(self, world: World, store: str) -> None:
         files = dist.FileStore(store)
-        channel = Channel.between(world, files, Patience(SECONDS))
+        channel = Channel.between(world, files, Timeout(SECONDS))
         super().__init__(world.rank, world.world_size, files, channel)
         self.merge = reducing(torch.float64, dist.ReduceOp.SUM)
 

@@ -38,7 +38,7 @@ ARGUMENTS = {
 }
 # torch's inductor builds kernels for CPUs by g++: minutes, where its cache is empty
 BUILT = {"compiled_draws", "compiled_graphs", "compiled_parts"}
-SLOW, LONG = pytest.mark.slow, pytest.mark.timeout(1500)
+SLOW, LONG = pytest.mark.slow, pytest.mark.timeout(2700)
 WANTED = [pytest.param(n, marks=[SLOW] * (n not in QUICK) + [LONG] * (n in BUILT)) for n in SCRIPTS]
 
 
@@ -51,7 +51,7 @@ def command(name: str) -> list[str]:
 
 def patience(name: str) -> float:
     """Seconds that a script may take."""
-    return 600 if name in BUILT else 60
+    return 1200 if name in BUILT else 120
 
 
 @pytest.fixture(scope="module")

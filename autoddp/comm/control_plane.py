@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.line import Line, Lines
-from autoddp.comm.patience import Patience, missing
+from autoddp.comm.timeout import Timeout, missing
 from autoddp.errors import AutoDDPError
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class Channel:
     """The connections of this rank, by kind."""
 
     def __init__(self) -> None:
-        self.orders, self.beats, self.calls, self.meetings = kinds = [Lines() for _ in range(4)]
+        self.orders, self.beats, self.calls, self.collectives = kinds = [Lines() for _ in range(4)]
         self.kinds = kinds
         os.register_at_fork(after_in_child=self.close)
 
     @classmethod
-    def between(cls, world: World, store: Store, patience: Patience) -> Channel:
+    def between(cls, world: World, store: Store, timeout: Timeout) -> Channel:
         """Connect all ranks, each of which calls this."""
         made = cls()
         if world.world_size == 1:
@@ -51,7 +51,7 @@ class Channel:
         ranks, near = list(range(world.world_size)), world.local_world_size == world.world_size
         address = "" if near else world.master_addr
         for number, lines in enumerate(made.kinds):
-            found = connect(world.rank, ranks, store, f"{KEY}/{number}", patience, address)
+            found = connect(world.rank, ranks, store, f"{KEY}/{number}", timeout, address)
             lines.update({rank: Line(rank, connected) for rank, connected in found.items()})
         return made
 
@@ -66,7 +66,7 @@ def connect(
     ranks: list[int],
     store: Store,
     key: str,
-    patience: Patience,
+    timeout: Timeout,
     address: str = "",
 ) -> dict[int, socket.socket]:
     """Connect the first of `ranks` with each of the others, all of which call this.
@@ -76,7 +76,7 @@ def connect(
         ranks: The ranks to connect.
         store: A store of all of them.
         key: The name in the store under which the first one publishes where it listens.
-        patience: The wait of the first one for the others.
+        timeout: The wait of the first one for the others.
         address: The first one's, for ranks on several nodes; empty if all are on one.
 
     Returns:
@@ -86,8 +86,8 @@ def connect(
         AutoDDPError: A rank does not come in time, or this one does not reach the first.
     """
     if rank == ranks[0]:
-        return _accept(ranks, store, key, patience, bool(address))
-    store.wait([key], timedelta(seconds=patience.seconds))
+        return _accept(ranks, store, key, timeout, bool(address))
+    store.wait([key], timedelta(seconds=timeout.seconds))
     where, secret = json.loads(store.get(key))
     try:
         connected = _dial(where, address)
@@ -110,7 +110,7 @@ def _dial(where: Any, address: str) -> socket.socket:
 
 
 def _accept(
-    ranks: list[int], store: Store, key: str, patience: Patience, far: bool
+    ranks: list[int], store: Store, key: str, timeout: Timeout, far: bool
 ) -> dict[int, socket.socket]:
     """Wait, on the first rank, for all others; drop strangers."""
     found: dict[int, socket.socket] = {}
@@ -119,7 +119,7 @@ def _accept(
         name = listener.getsockname()
         store.set(key, json.dumps([name[1] if far else name.decode(), secret.hex()]))
         while left := [rank for rank in ranks[1:] if rank not in found]:
-            patience.look(lambda: missing("rank", left, len(ranks)))
+            timeout.check(lambda: missing("rank", left, len(ranks)))
             if not wait([listener], TICK):
                 continue
             connected, _ = listener.accept()

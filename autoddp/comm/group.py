@@ -20,10 +20,10 @@ from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.node_memory import NodeMemory, shared
-from autoddp.comm.patience import Patience, silent
 from autoddp.comm.position import WAITING
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
+from autoddp.comm.timeout import Timeout, silent
 from autoddp.comm.together import Together
 from autoddp.comm.world import World
 from autoddp.torch_internals import plain_tensors
@@ -65,7 +65,7 @@ class Group(Rpc):
         self.memory: NodeMemory | None = None
         self.gradient_memory: NodeMemory | None = None
         if self.size == world.local_world_size > 1 and not native:
-            lines = channel.calls, channel.meetings
+            lines = channel.calls, channel.collectives
             self.memory = self.collective_check.memory = shared(self.rank, self.size, *lines)
             self.gradient_memory = shared(self.rank, self.size, *lines)
 
@@ -106,7 +106,7 @@ class Group(Rpc):
             say: Tells the user of a long wait.
         """
         apart = torch_internals.prefixed("effects", store)
-        channel = Channel.between(world, apart, Patience(TIMEOUT.total_seconds(), say))
+        channel = Channel.between(world, apart, Timeout(TIMEOUT.total_seconds(), say))
         backend, device = choose(channel)
         native = backend != "gloo"
         with torch_internals.quiet_gloo():

@@ -41,7 +41,7 @@ class Rpc:
         self.context, self.position, self.passed = Context(), Position(), 0
         self.signal_sync = SignalSync(rank, channel.orders, channel.calls, self.context)
         self._calls = InOrder(rank, channel.calls, store, self.signal_sync)
-        self.collective_check = CollectiveCheck(rank, channel.meetings, store, self.signal_sync)
+        self.collective_check = CollectiveCheck(rank, channel.collectives, store, self.signal_sync)
 
     def call(
         self, site: str, act: Callable[[], Any], *, by: int = 0, all_here: bool = False

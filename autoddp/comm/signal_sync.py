@@ -31,7 +31,7 @@ from autoddp.errors import RankEnded
 NEWS = signal.SIGURG  # a question has come; ignored by default, so it never ends a process
 NOW = 0  # the point of an order to act here
 AT_ONCE = b"n"  # the first byte of a message of rank 0: signals to act on in the midst of a call
-PATIENCE = 1.0  # seconds without a point until rank 0 asks
+POINT_TIMEOUT = 1.0  # seconds without a point until rank 0 asks
 ANSWER = 2.0  # seconds in which all ranks must have replied
 STALE = 1.0  # seconds in which one signal reaches all ranks that get it by themselves
 RETURNED = 128  # plus a signal's number: reports that the script's handler has returned
@@ -142,12 +142,12 @@ class SignalSync:
         self._pending.append(number)
 
     def _await_point(self) -> None:
-        self._passed_then, self._deadline = self._passed, monotonic() + PATIENCE
+        self._passed_then, self._deadline = self._passed, monotonic() + POINT_TIMEOUT
         threading.Thread(target=self._wake, name="autoddp", daemon=True).start()
 
     def _wake(self) -> None:
         """Interrupt the script if no point has come, so that this rank asks the others."""
-        time.sleep(PATIENCE)
+        time.sleep(POINT_TIMEOUT)
         if self._open() and self.act is not None:
             signal.pthread_kill(self._context.thread, NEWS)
 

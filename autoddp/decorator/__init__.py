@@ -90,7 +90,7 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     """Call the decorated function in the way that is right for this process."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
-    options = schedulers.settle(os.environ, options)
+    options = schedulers.resolve(os.environ, options)
     world = launched(os.environ)
     ranks = world.world_size if world else count(options)
     if ranks == 1:

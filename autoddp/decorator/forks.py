@@ -23,7 +23,7 @@ from autoddp.process import streams
 from autoddp.process.launcher_signals import ENDING, live_with
 from autoddp.process.streams import Logs, tail
 
-PATIENCE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
+GRACE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
 LAST = 120.0  # seconds that the others have to return once rank 0 has
 TICK, SOON = 0.2, 0.001  # seconds between two looks: of the watcher, of who waits for the end
 RUNNING, RETURNED, RAISED = range(3)
@@ -70,8 +70,8 @@ class Forks:
         """
         self.note(0, state)
         interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-        patience = LAST if state == RETURNED else 0 if interrupted else PATIENCE
-        deadline = time.monotonic() + patience
+        grace = LAST if state == RETURNED else 0 if interrupted else GRACE
+        deadline = time.monotonic() + grace
         while RUNNING in self.states[:] and time.monotonic() < deadline:
             time.sleep(SOON)
         other = next((rank for rank in range(self.ranks) if self.states[rank] != state), None)
@@ -124,7 +124,7 @@ class Forks:
                     self.fail(rank, what, 128 - code if code < 0 else 1)
                 if self.states[rank] == RAISED and self.states[0] == RUNNING:
                     now = time.monotonic()
-                    if now - since.setdefault(rank, now) > PATIENCE:
+                    if now - since.setdefault(rank, now) > GRACE:
                         self.fail(rank, f"raised an exception in {self.site}, rank 0 did not", 1)
 
     def _ended(self, rank: int) -> int | None:

@@ -16,7 +16,7 @@ from autoddp.effects.write_calls import WriteCall
 from autoddp.effects.writers import HOLDERS
 from autoddp.patching import Call, patch
 
-BESIDE = ("-wal", "-journal")  # a database, and what SQLite has yet to write into it
+COMPANIONS = ("-wal", "-journal")  # a database, and what SQLite has yet to write into it
 
 
 class Holders(Outward):
@@ -51,7 +51,7 @@ class Holders(Outward):
                 return writing.to(name(where)) if self.rank else call.plain()
 
         def open_copy(at: str) -> Any:
-            for more in BESIDE:
+            for more in COMPANIONS:
                 there = os.path.abspath(path) + more
                 if paths.is_file(there) and not paths.is_file(at + more):
                     with suppress(FileNotFoundError):  # rank 0 has just ended its transaction
@@ -69,7 +69,7 @@ class Holders(Outward):
         self.effects.ask_rank0(site, lambda: None)
         with self.context.internal():
             if self.effects.overlay.find(path).at not in paths.still_open():
-                for more in ("", *BESIDE):
+                for more in ("", *COMPANIONS):
                     self.effects.overlay.drop(path + more)
 
 

@@ -36,7 +36,7 @@ def run(script: Script, options: Options) -> int:
     Raises:
         BadInput: The options cannot be met; nothing was started.
     """
-    options = schedulers.settle(os.environ, options)
+    options = schedulers.resolve(os.environ, options)
     world = launched(os.environ)
     script.find()
     check(options)

@@ -80,7 +80,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
         agent = NodeAgent(spec(parent), ready, signals, options.hang_timeout)
         with suppress(JobOver), torch_internals.agent_hands_signals_to(signals.pass_on):
             agent.run()
-        agent.settle()
+        agent.take_over_failure()
     finally:
         logging.disable(parent.logging)
         sys.stdin = parent.stdin

@@ -23,7 +23,7 @@ from autoddp.process.launcher_signals import ALONE, LauncherSignals, kill
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-PATIENCE = 2.0  # seconds that ranks here have to fail by themselves, once one elsewhere has
+GRACE = 2.0  # seconds that ranks here have to fail by themselves, once one elsewhere has
 HEALTHY = RunResult(WorkerState.HEALTHY)
 FAILED = RunResult(WorkerState.FAILED)
 
@@ -69,7 +69,7 @@ class NodeAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         self._ended = None
         super()._rendezvous(worker_group)
-        self.settle()
+        self.take_over_failure()
         if self.nodes is None and worker_group.group_world_size > 1:
             self.nodes = NodeLinks(
                 worker_group.group_rank,
@@ -79,7 +79,7 @@ class NodeAgent(LocalElasticAgent):
                 self.hang_timeout,
             )
 
-    def settle(self) -> None:
+    def take_over_failure(self) -> None:
         """Take over the first failure of any node, unless this node refused its own input."""
         if self.nodes is not None:
             self.nodes.rest()
@@ -101,7 +101,7 @@ class NodeAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self.nodes is None:
             return self._own(worker_group)
-        elsewhere = self.nodes.heard(PATIENCE if self._ended is None else 0)
+        elsewhere = self.nodes.heard(GRACE if self._ended is None else 0)
         if elsewhere is not None:
             self.failure = elsewhere
             if elsewhere.lost:

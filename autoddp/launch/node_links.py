@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from autoddp.launch.failure import Failure
-from autoddp.launch.rendezvous import MEETING
+from autoddp.launch.rendezvous import NODES
 
 BEAT = 0.05  # seconds between two looks at the store
 SIGN = 1.0  # seconds between two signs of life, at most
@@ -59,10 +59,10 @@ class NodeLinks:
             self._rests.set()
             self._thread.join(self.limit)
 
-    def heard(self, patience: float) -> Failure | None:
+    def heard(self, grace: float) -> Failure | None:
         """Return a failure elsewhere, None if there is none.
 
-        One by an exit code is returned only after `patience` seconds, in which ranks here may fail
+        One by an exit code is returned only after `grace` seconds, in which ranks here may fail
         by themselves.
         """
         hears = self._thread is not None and self._thread.is_alive()
@@ -72,7 +72,7 @@ class NodeLinks:
             return None
         failure, since = self._told
         plain = not failure.lost and not failure.killed
-        return None if plain and time.monotonic() - since < patience else failure
+        return None if plain and time.monotonic() - since < grace else failure
 
     def tell(self, failure: Failure) -> None:
         """Report to the others that a rank here failed first."""
@@ -151,4 +151,4 @@ def _lost(where: str) -> Failure:
 
 def _words(tcp: Store, node: int) -> str:
     """Describe a node by its number and the name of its machine, which it gave when it came."""
-    return f"node {node} ({PrefixStore(MEETING, tcp).get(str(node)).decode()})"
+    return f"node {node} ({PrefixStore(NODES, tcp).get(str(node)).decode()})"

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from autoddp import torch_internals
-from autoddp.comm.patience import Patience, missing
+from autoddp.comm.timeout import Timeout, missing
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.failure import say
 from autoddp.process import network
@@ -34,7 +34,7 @@ HOST = "127.0.0.1"
 JOIN = timedelta(minutes=10)  # in which all nodes are there; torchrun's
 ANSWER = timedelta(seconds=60)  # in which the store does what it is asked
 TICK = 0.1
-MEETING = "meeting"  # a prefix of keys in the store
+NODES = "nodes"  # a prefix of keys in the store
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -58,23 +58,23 @@ class FixedNodes(RendezvousHandler):
             self._store = torch_internals.store_behind(listen(self.port))
             self.host, self.port = HOST, self._store.port
         elif self._store is None:
-            self._store = self._meet()
+            self._store = self._rendezvous()
         where = RendezvousStoreInfo(self.host, self.port)
         return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, where)
 
-    def _meet(self) -> TCPStore:
-        patience, whom = Patience(JOIN.total_seconds(), self.say), "node 0 to answer"
+    def _rendezvous(self) -> TCPStore:
+        timeout, whom = Timeout(JOIN.total_seconds(), self.say), "node 0 to answer"
         if self.node == 0:
             # not by its address, which may be none of this machine's
             self._server = TCPStore(HOST, self.port, is_master=True, wait_for_workers=False)
             whom = "this machine, which has node 0, to be reached"
-        network.await_store(self.host, self.port, patience, whom)
+        network.await_store(self.host, self.port, timeout, whom)
         try:
             store = TCPStore(self.host, self.port, is_master=False, timeout=ANSWER)
-            meeting = PrefixStore(MEETING, store)
-            self._come(meeting)
-            while numbers := [n for n in range(self.count) if not meeting.check([f"{n}"])]:
-                patience.look(lambda: missing("node", numbers, self.count))
+            registered = PrefixStore(NODES, store)
+            self._register(registered)
+            while numbers := [n for n in range(self.count) if not registered.check([f"{n}"])]:
+                timeout.check(lambda: missing("node", numbers, self.count))
                 time.sleep(TICK)
         except dist.DistError:
             raise AutoDDPError(
@@ -84,14 +84,14 @@ class FixedNodes(RendezvousHandler):
         store.set_timeout(JOIN)
         return store
 
-    def _come(self, meeting: Store) -> None:
+    def _register(self, registered: Store) -> None:
         """Take this node's number, which another start of it on the same machine may have had.
 
         Raises:
             BadInput: Another machine has it.
         """
         mine = socket.gethostname()
-        held = meeting.compare_set(f"{self.node}", "", mine).decode()
+        held = registered.compare_set(f"{self.node}", "", mine).decode()
         if held != mine:
             raise BadInput(
                 f"--node-rank is {self.node}, but node {self.node} of the job at {self.host}:"

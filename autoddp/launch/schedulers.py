@@ -32,14 +32,14 @@ class SchedulerTask:
 
     Attributes:
         by: The command or system that started it.
-        said: The variables that it set, for messages.
+        given: The variables that it set, for messages.
         local_sizes: The number of them on each node, if known; else on this one.
         address: The address of rank 0's node.
         port: A port that is free there, as far as the scheduler keeps jobs apart.
     """
 
     by: str
-    said: str
+    given: str
     rank: int
     size: int
     local_rank: int
@@ -55,7 +55,7 @@ class SchedulerTask:
         return self.local_sizes[self.node if len(self.local_sizes) > 1 else 0]
 
 
-def settle(environ: MutableMapping[str, str], options: Options) -> Options:
+def resolve(environ: MutableMapping[str, str], options: Options) -> Options:
     """Set torchrun's variables in `environ` for a rank, or the options for a launcher of a node.
 
     Raises:
@@ -77,7 +77,7 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
         sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
         raise BadInput(
             f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node "
-            f"({task.said}); leave --nproc out, or have {task.by} start one process on each node"
+            f"({task.given}); leave --nproc out, or have {task.by} start one process on each node"
         )
     ranks = task.rank, task.size, task.local_rank, task.local_size
     environ.update(World(*ranks, task.node, task.address, task.port).variables(task.nodes))
@@ -92,7 +92,7 @@ def find(environ: Mapping[str, str]) -> SchedulerTask | None:
     mpi, slurm = _mpi(environ), _slurm(environ)
     if mpi is not None and slurm is not None and mpi.nodes < slurm.size != mpi.size:
         raise BadInput(
-            f"{slurm.by} says {slurm.said}, {mpi.by} says {mpi.said}: these are two jobs "
+            f"{slurm.by} says {slurm.given}, {mpi.by} says {mpi.given}: these are two jobs "
             f"in one another; start the ranks by one of them"
         )
     return mpi or slurm or _pod(environ)
@@ -105,7 +105,7 @@ def _node(task: SchedulerTask, options: Options) -> Options:
         rank = "" if options.node_rank is None else f" and --node-rank {options.node_rank}"
         raise BadInput(
             f"--nnodes is {options.nnodes}{rank}, but {task.by} says "
-            f"{task.said} on node {task.node} of {task.nodes}; leave both out"
+            f"{task.given} on node {task.node} of {task.nodes}; leave both out"
         )
     return replace(
         options,
@@ -128,7 +128,7 @@ def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> Non
     if nodes == str(task.size) and world.node_rank == task.rank:
         return
     raise BadInput(
-        f"two launchers contradict each other: {task.by} says {task.said}, and another one RANK "
+        f"two launchers contradict each other: {task.by} says {task.given}, and another one RANK "
         f"{world.rank}, WORLD_SIZE {world.world_size}, LOCAL_RANK {world.local_rank}; "
         "start the ranks by one of them"
     )
@@ -158,10 +158,10 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
-    said = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
+    given = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
     address, port = given or LOOPBACK, _port(environ, 16 * job + step)
     return SchedulerTask(
-        "srun", said, rank, size, local_rank, local_sizes, node, nodes, address, port
+        "srun", given, rank, size, local_rank, local_sizes, node, nodes, address, port
     )
 
 
@@ -218,7 +218,7 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     rank, size, local_rank, local_size = (
         _number(environ, f"OMPI_COMM_WORLD_{name}") for name in names
     )
-    said = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
+    given = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
     if local_size == size:
         node, nodes = 0, 1
     else:
@@ -227,13 +227,13 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     address = environ.get("MASTER_ADDR") or (LOOPBACK if nodes == 1 else _head(environ))
     if address is None or not (0 <= node < nodes):
         raise BadInput(
-            f"mpirun says {said} on {nodes} nodes, but not where rank 0 is; "
+            f"mpirun says {given} on {nodes} nodes, but not where rank 0 is; "
             "add -x MASTER_ADDR=<rank 0's node> to its command line"
         )
     job = re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", ""))
     port = _port(environ, int(job or 0))
     return SchedulerTask(
-        "mpirun", said, rank, size, local_rank, (local_size,), node, nodes, address, port
+        "mpirun", given, rank, size, local_rank, (local_size,), node, nodes, address, port
     )
 
 
@@ -263,10 +263,10 @@ def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
     )
     if not 0 <= rank < size:
         raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
-    said = f"RANK {rank} of WORLD_SIZE {size}"
+    given = f"RANK {rank} of WORLD_SIZE {size}"
     port = _port(environ, 0)
     return SchedulerTask(
-        CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
+        CLUSTER, given, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
     )
 
 

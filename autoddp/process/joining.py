@@ -18,9 +18,9 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.options import Options
 from autoddp.process import devices, network
+from autoddp.process.agreement import agree, compare, facts_of
 from autoddp.process.backend import decide
 from autoddp.process.devices import Devices
-from autoddp.process.meeting import agree, compare, facts_of
 from autoddp.process.script import Script
 
 
@@ -85,7 +85,7 @@ def join(
 
     def backend(channel: Channel) -> tuple[str, torch.device | None]:
         nonlocal chosen, why
-        chosen, why = agree(channel.meetings, (place_of(world, given), facts), decision)
+        chosen, why = agree(channel.collectives, (place_of(world, given), facts), decision)
         device = None if chosen == "gloo" else accelerator.at(torch.device(given.kind))
         return chosen, device
 

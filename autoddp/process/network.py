@@ -12,7 +12,7 @@ from autoddp.comm.world import is_host
 from autoddp.errors import BadInput
 
 if TYPE_CHECKING:
-    from autoddp.comm.patience import Patience
+    from autoddp.comm.timeout import Timeout
 
 VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # the first bytes that a client of TCPStore sends
 NONCE = b"\r\n\r\n"  # a store echoes it, and a server that waits for lines gets some
@@ -57,7 +57,7 @@ def check_free(port: int, name: str = "--master-port") -> None:
             ) from None
 
 
-def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
+def await_store(host: str, port: int, timeout: Timeout, whom: str) -> None:
     """Wait until node 0's store answers at this address; `whom` describes it in messages.
 
     Torch's own client would wait for half an hour for a server that is none.
@@ -72,7 +72,7 @@ def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
                 f"--master-port is {port}, where {host} answers {found.splitlines()[0]!r}, which "
                 "is no node 0 of a job; give the port that node 0 was started with"
             )
-        patience.look(lambda: f"{whom} at {host}:{port}")
+        timeout.check(lambda: f"{whom} at {host}:{port}")
         time.sleep(AGAIN)
 
 

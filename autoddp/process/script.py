@@ -112,7 +112,10 @@ def exit_code(
         raised = error
     # from here on no exception is being handled: one that a hook raises does not have it as context
     for act in ended:
-        act()
+        try:
+            act()
+        except BaseException as error:  # a signal handler's: torch has one for lost workers
+            raised = raised or error
     if raised is None:
         return 0
     if isinstance(raised, SystemExit):
@@ -188,6 +191,12 @@ def _show(error: BaseException) -> int:
             traceback.print_exception(error, file=own)
     except SystemExit as ending:
         return _system_exit(ending)
+    except BaseException as broken:
+        strip(broken)
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(broken), broken, broken.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 

@@ -30,7 +30,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.begun import SharedFlag
 
-PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
+GRACE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = timedelta(minutes=1)  # in which the others leave a rank 0 that hosts the store
 TICK = 0.02
 
@@ -152,14 +152,14 @@ def end(group: Group, code: int) -> None:
         if world.rank == 0 and not world.agent_store:
             store.wait([f"ended/{rank}" for rank in range(world.world_size)], LAST)
         elif failed and world.rank == world.local_rank:
-            time.sleep(PATIENCE)  # rank 0's launcher sees rank 0 end, and then ends this rank
+            time.sleep(GRACE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:
         pass  # the store has ended with its host, or a rank did not end in time
 
 
 def _fails_too(store: Any) -> bool:
     """Return whether rank 0 reports that it failed, too; not if it waits for another launcher."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + GRACE
     while time.monotonic() < deadline:
         if store.check(["ended/0"]):
             return bool(store.get("ended/0") != b"0")

@@ -10,10 +10,10 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from autoddp.comm import patience
+from autoddp.comm import timeout
 from autoddp.comm.control_plane import KEY, Channel
 from autoddp.comm.line import Line
-from autoddp.comm.patience import Patience
+from autoddp.comm.timeout import Timeout
 from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, RankEnded
 
@@ -42,7 +42,7 @@ def _meet(store, far=False):
 
     def be(rank):
         world = World(rank, 2, 0 if far else rank, 1 if far else 2, master_addr="localhost")
-        made[rank] = Channel.between(world, store, Patience(20))
+        made[rank] = Channel.between(world, store, Timeout(20))
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
     threads[0].start()
@@ -83,12 +83,12 @@ def test_a_node_that_cannot_be_reached_is_told(tmp_path):
     store.set(f"{KEY}/0", json.dumps([port, "00" * 16]))
     world = World(1, 2, 0, 1, master_addr="localhost")
     with pytest.raises(AutoDDPError, match=f"rank 1 cannot reach rank 0 at localhost:{port}"):
-        Channel.between(world, store, Patience(5))
+        Channel.between(world, store, Timeout(5))
 
 
 def test_rank_0_says_which_ranks_have_not_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "EVERY", 0.1)
+    monkeypatch.setattr(timeout, "EVERY", 0.1)
     store, said = dist.FileStore(str(tmp_path / "store"), 3), []
     with pytest.raises(AutoDDPError, match="in vain for ranks 1, 2 of 3"):
-        Channel.between(World(0, 3, 0, 3), store, Patience(0.5, said.append))
+        Channel.between(World(0, 3, 0, 3), store, Timeout(0.5, said.append))
     assert said[0].startswith("waiting for ranks 1, 2 of 3 since ")

@@ -35,7 +35,7 @@ def counted(run, steps, points, who):
 
 POINTS = {
     "effects": lambda group: group.call("a", lambda: 1),
-    "meetings": lambda group: group.call("a", lambda: 1, all_here=True),
+    "calls of all": lambda group: group.call("a", lambda: 1, all_here=True),
     "collectives": lambda group: group.all_reduce(torch.ones(2)),
     "both": lambda group: (group.call("a", lambda: 1), group.all_gather(torch.ones(2))),
 }

@@ -68,7 +68,7 @@ TORCHRUN |= {
 )
 def test_a_process_for_each_rank(given, world):
     environ = dict(given)
-    assert schedulers.settle(environ, Options()) == Options()
+    assert schedulers.resolve(environ, Options()) == Options()
     assert World.read(environ) == world
 
 
@@ -89,7 +89,7 @@ def test_a_process_for_each_rank(given, world):
 )
 def test_nothing_to_do(given):
     environ = dict(given)
-    assert schedulers.settle(environ, Options(nproc=2)) == Options(nproc=2)
+    assert schedulers.resolve(environ, Options(nproc=2)) == Options(nproc=2)
     assert environ == given
 
 
@@ -112,7 +112,7 @@ def test_nothing_to_do(given):
 )
 def test_what_contradicts_itself_is_said(given, options, says):
     with pytest.raises(BadInput) as error:
-        schedulers.settle(dict(given), Options(**options))
+        schedulers.resolve(dict(given), Options(**options))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autoddp.process.script import exit_code
 from tests.support.cli import fork_cli, run_python
 
 SCRIPT = """
@@ -63,3 +64,13 @@ def test_tracebacks_are_those_of_one_process(nproc, tmp_path):
     want, got = ([line.strip(" ^~") for line in done.out.splitlines()] for done in (alone, ranks))
     assert got == want
     assert (ranks.rc, ranks.theirs) == (0, "")
+
+
+def test_an_error_after_the_end_of_the_script_is_shown_without_our_frames(capsys):
+    def interrupted():
+        raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
+
+    assert exit_code(lambda: None, ended=[interrupted]) == 1
+    shown = capsys.readouterr().err
+    assert "RuntimeError: DataLoader worker (pid 1)" in shown
+    assert "process/script.py" not in shown

@@ -58,7 +58,7 @@ def fork_python(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     stdin: str = "",
-    timeout: float = 60,
+    timeout: float = 120,
 ) -> Completed:
     """`python SCRIPT ARGS` by such a fork. What python reads when it starts cannot be in `env`."""
     argv = [*([] if args[0] == "autoddp" else ["python"]), *map(str, args)]
@@ -81,7 +81,7 @@ def run_python(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     stdin: str = "",
-    timeout: float = 60,
+    timeout: float = 120,
 ) -> Completed:
     """`python ARGS`."""
     done = subprocess.run(

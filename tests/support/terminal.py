@@ -25,7 +25,7 @@ def in_terminal(
     *argv: str,
     folder: Path,
     typed: Sequence[tuple[str, str]] = (),
-    timeout: float = 60,
+    timeout: float = 120,
     err: Path | None = None,
     think: float = 0,
 ) -> tuple[int, str]:

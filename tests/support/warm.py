@@ -49,7 +49,7 @@ class Fork:
         self.warm, self.pid, self.logs = warm, pid, logs
         self.returncode: int | None = None
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 120.0) -> int:
         """Its exit code.
 
         Raises:
@@ -67,7 +67,7 @@ class Fork:
             self.wait(0)
         return self.returncode
 
-    def communicate(self, timeout: float = 60.0) -> list[str]:
+    def communicate(self, timeout: float = 120.0) -> list[str]:
         """What it has written when it has ended."""
         self.wait(timeout)
         return [log.read_text() for log in self.logs]
@@ -120,7 +120,7 @@ class Warm:
         self,
         *argv: str,
         folder: Path,
-        timeout: float = 60,
+        timeout: float = 120,
         mirror: str = "",
         env: Mapping[str, str] | None = None,
     ) -> Run:

@@ -15,7 +15,7 @@ from io import BufferedReader, BytesIO, FileIO
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from autoddp.comm import control_plane
-from autoddp.comm.patience import Patience
+from autoddp.comm.timeout import Timeout
 from autoddp.comm.topology import nodes
 
 if TYPE_CHECKING:
@@ -84,5 +84,5 @@ def connect(run: Run) -> NodeLink:
     ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
     # a job may have several sessions
     key = f"loading/{ranks[0]}/{group.store.add(f'loading/of/{rank}', 1)}"
-    sockets = control_plane.connect(rank, ranks, group.store, key, Patience(60.0))
+    sockets = control_plane.connect(rank, ranks, group.store, key, Timeout(60.0))
     return NodeLink(sockets, rank, ranks[0])

@@ -1,4 +1,4 @@
-"""A wait for nodes or ranks that have not come, which says every 15 s whom it is for."""
+"""The timeout of a wait for nodes or ranks, which prints every 15 s who is missing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ NAMED = 8  # of those that are missing, at most
 
 
 def silent(text: str) -> None:
-    """Say nothing about a wait."""
+    """Print nothing about a wait."""
 
 
-class Patience:
-    """One wait for others, from now on: who waits calls `look` now and then."""
+class Timeout:
+    """The timeout of one wait, which begins now: the loop that waits calls `check`."""
 
     def __init__(self, seconds: float, say: Callable[[str], None] = silent) -> None:
         self.seconds, self.say = seconds, say
-        self._began = self._told = time.monotonic()
+        self._began = self._printed = time.monotonic()
         hours = (time.localtime(time.time() + more) for more in (0, seconds))
         self._since, self._until = (time.strftime("%H:%M:%S", hour) for hour in hours)
 
-    def look(self, missing: Callable[[], str]) -> None:
-        """Say who is missing, if it is time to say that again.
+    def check(self, missing: Callable[[], str]) -> None:
+        """Print who is missing, if 15 s have passed since the last time.
 
         Raises:
-            AutoDDPError: The wait is over.
+            AutoDDPError: The time is over.
         """
         now = time.monotonic()
         waited = now - self._began
@@ -37,8 +37,8 @@ class Patience:
                 f"waited {self.seconds / 60:.0f} minutes, since {self._since}, in vain for "
                 f"{missing()}; see what is said there, and start all of them again"
             )
-        if now - self._told >= EVERY:
-            self._told = now
+        if now - self._printed >= EVERY:
+            self._printed = now
             self.say(
                 f"waiting for {missing()} since {self._since} ({waited:.0f} s), until {self._until}"
             )
