@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoddp import torch_internals
-from autoddp.comm.patience import Patience
+from autoddp.comm.timeout import Timeout
 from autoddp.errors import BadInput
 from autoddp.launch.rendezvous import listen
 from autoddp.process import network
@@ -114,5 +114,5 @@ def test_what_answers_at_the_masters_port_is_no_node_0():
         server.RequestHandlerClass.log_message = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(BadInput, match="which is no node 0 of a job; give the port"):
-            network.await_store("127.0.0.1", server.server_port, Patience(9, print), "node 0")
+            network.await_store("127.0.0.1", server.server_port, Timeout(9, print), "node 0")
         server.shutdown()
