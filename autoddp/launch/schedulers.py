@@ -150,16 +150,16 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
             f"SLURM_STEP_TASKS_PER_NODE is {text!r} with SLURM_STEP_NUM_TASKS {size}, "
             f"SLURM_STEP_NUM_NODES {nodes} and SLURM_NODEID {node}; these contradict each other"
         )
-    given = environ.get("MASTER_ADDR")
-    if given is None and nodes > 1:
+    host = environ.get("MASTER_ADDR")
+    if host is None and nodes > 1:
         name = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
-        given = resolved(first_host(_text(environ, name)))
+        host = resolved(first_host(_text(environ, name)))
     job, step = (
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
     given = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
-    address, port = given or LOOPBACK, _port(environ, 16 * job + step)
+    address, port = host or LOOPBACK, _port(environ, 16 * job + step)
     return SchedulerTask(
         "srun", given, rank, size, local_rank, local_sizes, node, nodes, address, port
     )
