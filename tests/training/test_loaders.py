@@ -1,6 +1,7 @@
 import collections
 import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -281,6 +282,25 @@ def test_strings_under_loading_rows_leave_the_generators_alone():
 
     (alone,) = on_ranks(script, 1)
     assert on_ranks(script, 2, loading="rows") == [alone] * 2
+
+
+class SlowFirst(Dataset):
+    """Samples of which the first takes longer than all others."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, n):
+        time.sleep(0.4 if n == 0 else 0)
+        return n
+
+
+def test_ranks_that_load_all_get_the_batches_in_one_order():
+    def script(run):
+        loader = DataLoader(SlowFirst(), 2, num_workers=2, in_order=False)
+        return [x.tolist() for x in loader], loader.in_order
+
+    assert on_ranks(script, 2, loading="each") == [([[0, 1], [2, 3], [4, 5], [6, 7]], False)] * 2
 
 
 @pytest.mark.parametrize("loading", ["auto", "each"])
