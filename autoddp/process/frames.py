@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -10,7 +12,6 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.patching import Feature, patch, stands_for
-from autoddp.report import users_frame
 
 if TYPE_CHECKING:
     from autoddp.options import Options
@@ -38,7 +39,7 @@ class Frames(Feature):
         return not options.verbose
 
     def setup(self, undo: ExitStack) -> None:
-        """Have warnings of autoddp's lines go to `show`, which filters by the script's lines."""
+        """Have all warnings of autoddp's lines go to `show`, which filters them by another line."""
         undo.enter_context(warnings.catch_warnings())
         for kind in KINDS:
             warnings.filterwarnings("always", category=kind, module=r"autoddp\.")
@@ -59,23 +60,36 @@ class Frames(Feature):
 
     @patch(
         "warnings:_showwarnmsg",
-        why="a warning names the script's line, not ours",
+        why="a warning names the line that it names in one process, not ours",
         hot=True,
         optional=True,
     )
     def show(self, original: Function) -> Function:
-        """Make what shows a warning warn of the script's line in place of one of autoddp's."""
+        """Make what shows a warning of autoddp's line warn of the line that led there."""
 
-        def show_at_script(message: Any) -> None:
-            frame = users_frame()
-            if frame is None or not message.filename.startswith(OURS):
+        def show_there(message: Any) -> None:
+            frame = _place(message) if message.filename.startswith(OURS) else None
+            if frame is None:
                 original(message)
                 return
             file, line, names = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
             shown = names.setdefault("__warningregistry__", {})
             warnings.warn_explicit(message.message, None, file, line, names.get("__name__"), shown)
 
-        return stands_for(original)(show_at_script)
+        return stands_for(original)(show_there)
+
+
+def _place(message: Any) -> FrameType | None:
+    """Return the frame that a warning of autoddp's line names in one process.
+
+    It is as many visible frames outside of the call of `warn`, the second frame from here.
+    """
+    stack = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
+    warned = message.filename, message.lineno
+    places = [(frame.f_code.co_filename, frame.f_lineno) for frame in stack]
+    level = places.index(warned) if warned in places else len(places)
+    kept = [frame for frame, _ in visible((frame, None) for frame in reversed(stack))]
+    return kept[-1 - level] if level < len(kept) else None
 
 
 def visible(entries: Iterable[Entry]) -> list[Entry]:

@@ -28,6 +28,7 @@ def own():
 class Warned(nn.Module):
     def forward(self, x):
         warnings.warn(f"in forward, {len(x)} rows")
+        deprecated(3)
         return F.softmax(x)
 
 
@@ -37,6 +38,7 @@ for step in range(3):
     F.mse_loss(net(x), torch.zeros(6, 1))
     F.kl_div(net(x).log_softmax(1), torch.rand(6, 3))
     F.softmax(net(x))
+    nn.Softmax()(net(x))
     F.dropout2d(net(x))
     Warned()(net(x))
     torch.nonzero(net(x)).T.sum()
