@@ -66,13 +66,16 @@ class Frames(Feature):
     )
     def show(self, original: Function) -> Function:
         """Make what shows a warning of autoddp's line warn of the line that led there."""
+        own: dict[str, Any] = {"__name__": "autoddp"}
 
         def show_there(message: Any) -> None:
-            frame = _place(message) if message.filename.startswith(OURS) else None
-            if frame is None:
+            if not message.filename.startswith(OURS):
                 original(message)
                 return
-            file, line, names = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
+            file, line, names = "autoddp", message.lineno, own  # outside of the script
+            frame = _place(message)
+            if frame is not None:
+                file, line, names = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
             shown = names.setdefault("__warningregistry__", {})
             warnings.warn_explicit(message.message, None, file, line, names.get("__name__"), shown)
 

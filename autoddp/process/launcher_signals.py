@@ -26,7 +26,8 @@ FORWARDED = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 )
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-SETTLE = 0.1  # seconds in which a rank that received a signal reports it
+SETTLE = 0.1  # seconds in which a rank that received the signal by itself reports it
+ECHO = 1.0  # seconds in which it reports one that was sent from here, also on a busy machine
 ALONE = 5.0  # seconds that the others have, at most, once rank 0 has ended after a signal
 TICK, SOON = 0.05, 0.002
 RUNNING = -1
@@ -94,18 +95,18 @@ class LauncherSignals:
             kill()
             return
         self._interrupted |= number == signal.SIGINT
-        if not self._reports(number):
+        if not self._reports(number, SETTLE):
             for child in multiprocessing.active_children():
                 assert child.pid is not None
                 os.kill(child.pid, number)  # an unwaited child: the number is still its own
-            self._reports(number)  # the one that was sent from here
+            self._reports(number, ECHO)  # else it would hide the next signal
         if number in ENDING and self.ending is None:
             self.ending = number
             threading.Thread(target=self._see_to_the_end, daemon=True).start()
 
-    def _reports(self, number: int) -> bool:
-        """Return whether the first rank reports a signal soon."""
-        deadline = time.monotonic() + SETTLE
+    def _reports(self, number: int, seconds: float) -> bool:
+        """Return whether the first rank reports a signal in so many seconds."""
+        deadline = time.monotonic() + seconds
         while not (had := self._has_had(number)) and time.monotonic() < deadline:
             time.sleep(SOON)
         return had

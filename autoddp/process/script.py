@@ -115,7 +115,8 @@ def exit_code(
         try:
             act()
         except BaseException as error:  # a signal handler's: torch has one for lost workers
-            raised = raised or error
+            if raised is None or isinstance(raised, SystemExit):
+                raised = error
     if raised is None:
         return 0
     if isinstance(raised, SystemExit):

@@ -42,7 +42,7 @@ class ModuleEntry:
         self.depth += 1
         try:
             out = run(module, *given, **named)
-            if held and len(dims) > 1 and not _is_placed(out):
+            if len(dims) > 1 and not _is_placed(out):
                 dims.pop(0)
             return out
         finally:

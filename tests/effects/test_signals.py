@@ -175,6 +175,23 @@ def test_handlers_that_go_on_run_as_often_as_signals_came_and_one_that_leaves_en
     assert lines[-1].split()[1] == str(checkpoint(tmp_path))
 
 
+def test_a_rank_that_is_slow_to_get_a_signal_gets_the_next_one_too(tmp_path):
+    source = "signal.signal(signal.SIGUSR1, save)\nprint('ready', flush=True)\ntrain()\n"
+    job = Job(tmp_path, source)
+    job.wait_for("ready")
+    first = job.ranks[0]
+    os.kill(first, signal.SIGSTOP)  # as on a machine that is too busy to run it
+    job.send(signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(first, signal.SIGCONT)
+    job.wait_for("saved")
+    time.sleep(1.2)
+    job.send(signal.SIGUSR1)
+    job.wait_for("saved", 2)
+    job.send(signal.SIGTERM)
+    assert job.end()[1], job.seen
+
+
 def test_where_there_are_no_steps_handlers_run_within_about_a_second(tmp_path):
     """In a long sleep; and by a script's own timer, which goes off on every rank."""
     source = (

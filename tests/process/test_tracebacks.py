@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from autoddp.process.script import exit_code
@@ -66,11 +68,12 @@ def test_tracebacks_are_those_of_one_process(nproc, tmp_path):
     assert (ranks.rc, ranks.theirs) == (0, "")
 
 
-def test_an_error_after_the_end_of_the_script_is_shown_without_our_frames(capsys):
+@pytest.mark.parametrize("script", [lambda: None, lambda: sys.exit(0)], ids=["returns", "exits"])
+def test_an_error_after_the_end_of_the_script_is_shown_without_our_frames(capsys, script):
     def interrupted():
         raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
 
-    assert exit_code(lambda: None, ended=[interrupted]) == 1
+    assert exit_code(script, ended=[interrupted]) == 1
     shown = capsys.readouterr().err
     assert "RuntimeError: DataLoader worker (pid 1)" in shown
     assert "process/script.py" not in shown
