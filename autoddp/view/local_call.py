@@ -28,8 +28,9 @@ BY_VALUE = {
 }
 REPLICATED = {Tensor, Parameter, Buffer, FunctionalTensor}  # the last while a graph is traced
 LISTS = {tuple, list, torch.Size}
+BOUNDS = {int, type(None)}
 # tokens of a schema, for a value or for the start of a group of values
-TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, KEYWORDS = (object() for _ in range(8))
+TENSOR, CLOSE, SLICE, KEYWORDS = (object() for _ in range(4))
 GATHER_ONCE = object()  # a rule's decision to gather in this call only
 
 
@@ -93,10 +94,8 @@ def _add(key: list[Any], x: Any) -> None:
         key.append(x.spec)
     elif kind in REPLICATED:
         key += (TENSOR, x.shape)
-    elif kind is float:
-        key.append(NONZERO if x else ZERO)
-    elif kind is bool:
-        key.append(YES if x else NO)
+    elif kind is float or kind is bool:
+        key.append((kind, bool(x)))
     elif kind in BY_VALUE:
         key.append(x)
     elif kind in LISTS:
@@ -105,9 +104,10 @@ def _add(key: list[Any], x: Any) -> None:
             _add(key, item)
         key.append(CLOSE)
     elif kind is slice:
-        key.append(SLICE)
-        for bound in (x.start, x.stop, x.step):
-            _add(key, bound)
+        bounds = x.start, x.stop, x.step
+        if not BOUNDS.issuperset(map(type, bounds)):
+            raise NoSchema  # a tensor counts by its value: `x[:, :lengths.max()]`
+        key += (SLICE, *bounds)
     else:
         raise NoSchema
 

@@ -96,16 +96,18 @@ class Spec:
         sizes: The number of rows on each rank.
         dim: The shard dimension.
         shape: The shape of the whole tensor.
+        local_shape: The shape of this rank's shard.
         view: The view of this rank.
         strides: The strides of the whole by local strides; None for contiguous ones.
     """
 
-    __slots__ = ("dim", "shape", "sizes", "strides", "view")
+    __slots__ = ("dim", "local_shape", "shape", "sizes", "strides", "view")
 
     def __init__(self, sizes: ShardSizes, local_shape: tuple[int, ...], dim: int) -> None:
         shape = list(local_shape)
         assert shape[dim] == sizes.local, f"{shape} along {dim} is not {sizes.per_rank}"
         shape[dim] = sizes.total
+        self.local_shape = local_shape
         self.sizes, self.dim, self.shape, self.view = sizes, dim, torch.Size(shape), sizes.view
         self.strides: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 

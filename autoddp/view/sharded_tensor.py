@@ -198,8 +198,13 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
 
 
 def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> ShardedTensor:
-    """Return a sharded tensor of this local shard and spec."""
-    strides = None
+    """Return a sharded tensor of this local shard, placed as in `spec`.
+
+    A cached spec has another shape if a float decides it, as in `interpolate(x, scale_factor=2.0)`.
+    """
+    strides, shape = None, local.shape
+    if shape != spec.local_shape:
+        spec = spec.sizes.spec(tuple(shape), spec.dim)
     if local.layout is STRIDED:
         strides = spec.strides.get(local.stride(), UNKNOWN)
         if strides is UNKNOWN:

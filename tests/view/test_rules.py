@@ -68,7 +68,7 @@ x.unsqueeze(-1); x.unsqueeze(0).squeeze(0); x.unsqueeze(1).squeeze(); x.unsqueez
 x.transpose(0, 1); x.transpose(1, 2); x.mT
 x[..., 0].t(); x[..., 0].T; x.permute(2, 0, 1); x.movedim(0, 2); \
 x[:, 0]; x[..., 1:]; x[:, None]; x[None]
-x[0]; x[-1]; x[:2]; x[::2]; x[x > 0]
+x[0]; x[-1]; x[:2]; x[::2]; x[x > 0]; x[:99]; x[0:99, 1:]; x[-99:]; x[:-1]
 x[:, [0, 2]]; x[i]; x.select(1, 0); x.narrow(2, 1, 3); x.chunk(2, 1); x.chunk(2); x.split(3, -1)
 x.split(2); x.unbind(1); x.unbind()
 x.tensor_split(2, 2); x.index_select(1, torch.tensor([1, 0])); x.flip(1); x.flip(0); x.flip(-1, 1)
@@ -92,7 +92,7 @@ torch.cat([torch.ones(x.shape), x], -1); torch.cat([x, w[:1, :1].expand(x.shape)
 (op.setitem(z := x * 1, (..., 0), y[..., 1]), z)[1]
 (op.setitem(z := x * 1, (slice(None), slice(1, 3)), torch.ones(x.shape[0], 2, 6)), z)[1]
 (op.setitem(z := x * 1, (..., slice(3)), w[0, :3]), z)[1]; (op.setitem(z := x * 1, 0, 2.0), z)[1]
-(op.setitem(z := x * 1, x > 0, 2.0), z)[1]
+(op.setitem(z := x * 1, x > 0, 2.0), z)[1]; (op.setitem(z := x * 1, slice(0, 99), y), z)[1]
 (op.setitem(z := x * 1, (..., slice(None, None, 2)), x[..., 1::2]), z)[1]
 """
 LAYERS = """
@@ -285,3 +285,40 @@ def _turned(group: Any) -> Any:
 
 def test_a_view_that_was_decided_in_inference_mode_is_one():
     assert run_ranks(_turned, 2) == [108.0, 108.0]
+
+
+# n is a tensor without dimensions, which torch takes for a number, f a float
+BY_TENSOR = """
+x[:, :n]; x[:, n:]; x[..., n]; x.narrow(1, 0, n); x.narrow(1, n, 1); x.select(1, n); x.topk(n, 1)
+x.roll(n, 1); x.repeat(1, n, 1); x.split(n, 1); x.unfold(1, n, 1); x.sum(n); x.cumsum(n)
+x.transpose(1, n); x.tril(n); F.pad(x, (0, n)); x.expand(n, *x.shape); x.flatten(n); x.chunk(n, 1)
+x.view(x.shape[0], n, -1); x.unsqueeze(n); x.movedim(1, n); F.one_hot(i, n + 3); x.diff(n); x * n
+x.kthvalue(n, 1); torch.tensor_split(x, n, 1); x.flip(n); x.squeeze(n); x.softmax(n); x.diagonal(n)
+(op.setitem(z := x * 1, (slice(None), slice(n)), 1.5), z)[1]; x.repeat_interleave(n, 1)
+"""
+BY_FLOAT = """
+F.interpolate(x, scale_factor=f); F.interpolate(x[None], scale_factor=(f, 1.0)); x.clamp(-f, f)
+F.interpolate(x, scale_factor=f, mode="linear"); x.norm(f, 1); F.normalize(x, f, 1); x * f
+"""
+
+
+def _by_value(group: Any) -> list[str]:
+    view, wrong = Counting(group), []
+    whole = torch.randn(6, 4, 6, generator=torch.Generator().manual_seed(0))
+    given = {"torch": torch, "F": F, "op": operator, "i": torch.zeros(6, 4, dtype=torch.int64)}
+    for text in expressions(BY_TENSOR, BY_FLOAT):
+        for n, f in ((1, 0.5), (2, 2.0), (1, 0.5)):
+            found: list[Any] = []
+            for x in (whole, by_rows(whole, view.even_sizes(6))):
+                try:
+                    found.append(eval(text, {**given, "x": x, "n": torch.tensor(n), "f": f}))
+                except (TypeError, RuntimeError) as error:
+                    found.append(type(error).__name__)
+            said = difference(found[0], found[1], 1e-6)
+            wrong += [f"{text} by {n}, {f}: {said}"] if said else []
+    return wrong
+
+
+def test_a_decision_that_another_value_left_is_not_used():
+    """What decides the shape of a result need not be part of a schema."""
+    assert run_ranks(_by_value, 2) == [[], []]

@@ -113,8 +113,16 @@ def _expanded(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
     for k, item in enumerate(items):
         seen += _consumed(item)
         if seen > me.shard_dim:
+            items[k] = _simplified(item, me.shape[me.shard_dim])
             return items, k
     return None
+
+
+def _simplified(item: Any, size: int) -> Any:
+    """Return `:` for a slice that takes all of a dimension, such as `x[:batch_size]`."""
+    if type(item) is slice and item.indices(size) == (0, size, 1):
+        return slice(None)
+    return item
 
 
 def _consumed(item: Any) -> int:
