@@ -1,6 +1,7 @@
 """What functions and whole forwards take on sharded tensors, above the same on plain tensors.
 
     python -m benchmarks.operators [--ranks 2] [--rounds 25] [--sessions 4] [NAME ...]
+        [--device cuda]
 
 The tensors are tiny and gradients are on, so what counts is Python: a function's microseconds are
 those of any size. Each rank calls it on a sharded batch from a DataLoader and on a plain tensor of
@@ -25,6 +26,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.options import Options
 from autoddp.process.session import session
@@ -229,6 +231,7 @@ class Bare(Tensor):
 
 def seconds(call: Callable[[], Any], times: int) -> float:
     """CPU time of this thread for one of so many calls."""
+    accelerator.synchronize()
     began = time.thread_time()
     for _ in range(times):
         call()
@@ -241,15 +244,16 @@ def of_bare_function(rounds: int) -> float:
     return min(seconds(bare.neg, CALLS) for _ in range(rounds))
 
 
-def of_functions(group: Group, names: list[str], rounds: int) -> dict[str, Found]:
+def of_functions(group: Group, device: str, names: list[str], rounds: int) -> dict[str, Found]:
     """Of each function, by all ranks at once."""
-    functions, found, size = Functions(), {}, 4 * group.size
+    with torch.device(device):
+        functions, found, size = Functions(), {}, 4 * group.size
     columns = batch_of(size)
     with session(group.world, Options(), group, Report()):
         (batch,) = DataLoader(TensorDataset(*columns), batch_size=size)
         assert type(batch[0]) is not Tensor, "the batch is not sharded"
-        sharded = functions.inputs(*batch)
-        plain = functions.inputs(*(column[:4].clone() for column in columns))
+        sharded = functions.inputs(*(column.to(device) for column in batch))
+        plain = functions.inputs(*(column[:4].clone().to(device) for column in columns))
         for name in names:
             found[name] = of_function(functions.by_name[name], plain, sharded, rounds)
     return found
@@ -281,7 +285,7 @@ class Counted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def of_forward(group: Group, name: str, sessions: int) -> Found | str:
+def of_forward(group: Group, device: str, name: str, sessions: int) -> Found | str:
     """Of a forward with its loss, by all ranks at once; or why there is none."""
     torch.manual_seed(0)
     size = 4 * group.size
@@ -289,14 +293,14 @@ def of_forward(group: Group, name: str, sessions: int) -> Found | str:
         model, columns, loss = FORWARDS_BY_NAME[name](size)
     except ImportError as missing:
         return f"skipped: {missing}"
-    model.eval()
-    mine = [column[:4].clone() for column in columns]
+    model.eval().to(device)
+    mine = [column[:4].clone().to(device) for column in columns]
     plain, sharded = [], []
     for _ in range(sessions):
         plain += list(timed(loss, model, mine))
         with session(group.world, Options(), group, Report()):
             (batch,) = DataLoader(TensorDataset(*columns), batch_size=size)
-            sharded += list(timed(loss, model, batch))
+            sharded += list(timed(loss, model, [column.to(device) for column in batch]))
     with Counted() as counted:
         loss(model, *mine)
     return Found(min(plain), min(sharded), functions=counted.count)
@@ -338,6 +342,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--sessions", type=int, default=4)
+    parser.add_argument("--device", default="cpu", help="the kind of the tensors")
     given = parser.parse_args()
 
     def wanted(name: str) -> bool:
@@ -347,14 +352,16 @@ def main() -> None:
     print(f"A bare `__torch_function__` takes {bare * 1e6:.2f} us here.", flush=True)
     functions = [name for name in Functions().by_name if wanted(name)]
     if functions:
-        found = run_ranks(of_functions, given.ranks, functions, given.rounds)[0]
+        found = run_ranks(of_functions, given.ranks, given.device, functions, given.rounds)[0]
         show_functions(found, bare)
     forwards = [name for name in FORWARDS_BY_NAME if wanted(name)]
     if forwards:
         print("\n| forward | functions | plain ms | sharded ms | extra ms | us a function |")
         print("|---|---|---|---|---|---|", flush=True)
     for name in forwards:
-        answers = run_ranks(of_forward, given.ranks, name, given.sessions, timeout=600)
+        answers = run_ranks(
+            of_forward, given.ranks, given.device, name, given.sessions, timeout=600
+        )
         show_forward(name, answers[0])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
@@ -92,10 +93,13 @@ class Backwards:
         except BaseException:
             self.replicas.drop(replica)
             raise
-        for leaf in without:
-            gradient = gradient_of(leaf)
-            if gradient is not None and not gradient.any():
-                leaf.grad = None
+        given_zeros = [(leaf, g) for leaf in without if (g := gradient_of(leaf)) is not None]
+        if given_zeros:  # one copy to the host, as DDP makes one of its map of used parameters
+            where = given_zeros[0][1].device
+            other = torch.stack([g.any().to(where) for _, g in given_zeros]).tolist()
+            for (leaf, _), reached in zip(given_zeros, other, strict=True):
+                if not reached:
+                    leaf.grad = None
 
     @contextmanager
     def _at_common_point(self, replica: Replica) -> Iterator[None]:

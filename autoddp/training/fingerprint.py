@@ -32,17 +32,16 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._sums: list[Tensor] = []  # of each name, with signs and without
+        # by device, the number of a name and sums with signs and without
+        self._sums: dict[torch.device, list[tuple[int, Tensor]]] = {}
 
     def add(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Add tensors under one name, as the sums over all of them."""
-        sums = torch.zeros(2, dtype=torch.float64, device=CPU)
+        self.names.append(name)
         for x in tensors:
             values = x.detach()
             values = values if values.layout is torch.strided else values.coalesce().values()
-            values = torch.view_as_real(values) if values.is_complex() else values
-            sums += _sums(values).cpu()
-        self._note(name, sums)
+            self._note(_sums(torch.view_as_real(values) if values.is_complex() else values))
 
     def add_each(self, leaves: list[Tensor]) -> None:
         """Add leaves, each under its number and shape."""
@@ -60,11 +59,21 @@ class Fingerprint:
 
     def add_number(self, name: str, number: float) -> None:
         """Add a number that no rounding has touched."""
-        self._note(name, torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
-
-    def _note(self, name: str, sums: Tensor) -> None:
         self.names.append(name)
-        self._sums.append(sums)
+        self._note(torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
+
+    def _note(self, sums: Tensor) -> None:
+        """Note sums of the newest name."""
+        self._sums.setdefault(sums.device, []).append((len(self.names) - 1, sums))
+
+    def _table(self) -> Tensor:
+        """Return the sums of each name; those on a device come to the host in one copy."""
+        table = torch.zeros(len(self.names), 2, dtype=torch.float64, device=CPU)
+        for found in self._sums.values():
+            numbers = torch.tensor([number for number, _ in found], device=CPU)
+            sums = torch.stack([sums for _, sums in found]).cpu()
+            table.index_add_(0, numbers, sums.double())
+        return table
 
     def compare(
         self,
@@ -86,8 +95,7 @@ class Fingerprint:
         Raises:
             Disagreement: Two ranks differ.
         """
-        table = torch.stack(self._sums).nan_to_num()
-        found = group.all_gather(table)  # (ranks, names, 2)
+        found = group.all_gather(self._table().nan_to_num())  # (ranks, names, 2)
         compared = list(range(len(found))) if ranks is None else ranks
         found = found[compared]
         allowed = 0.0 if exact else ROUNDING

@@ -58,7 +58,9 @@ class ExportedBuffer:
 
     def written(self) -> bool:
         """Return whether the whole was written since `snapshot`; all ranks agree on it."""
-        return self.before is not None and not equal(self.whole, self.before)
+        if self.before is None or (not self.raw and version(self.whole) == self.version_seen):
+            return False
+        return not equal(self.whole, self.before)
 
     def merge(self) -> None:
         """Copy only the elements that were written: others may be newer in the rows."""
@@ -103,7 +105,7 @@ class AliasGroup:
 
     def sync_rows(self) -> None:
         """Copy writes into gathered wholes to the rows."""
-        for reference in self.gathered:
+        for reference in [*self.gathered]:
             rows = reference()
             if rows is not None:
                 rows.sync_rows()
@@ -133,6 +135,15 @@ class AliasGroup:
         """Return the exported whole of these rows, if there is one."""
         exported = self.exported.get(region_of(rows))
         return None if exported is None else exported.whole
+
+    def forget_gathered(self, kept: ShardedTensor) -> None:
+        """Forget the gathered wholes of all members but one: they may be stale."""
+        for reference in [*self.gathered]:
+            rows = reference()
+            if rows is not kept:
+                self.gathered.remove(reference)
+                if rows is not None:
+                    rows._whole = None
 
     def refresh(self) -> None:
         """Update exported wholes, after all ranks have written into their rows."""
@@ -181,13 +192,25 @@ def memory_of(x: Tensor) -> int | None:
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
-def overwrite(rows: Tensor, new: Tensor) -> None:
-    """Copy `new` into `rows`, without a graph if `rows` is a leaf that needs a gradient."""
+def overwrite(rows: Tensor, new: Tensor, untracked: bool = False) -> bool:
+    """Copy `new` into `rows`, without a graph if `rows` is a leaf that needs a gradient.
+
+    If it is unknown whether they differ, since torch saw no write, an accelerator copies without a
+    new version: one process has none either, and a comparison would wait for the device.
+
+    Returns:
+        Whether other copies of these rows may be stale without a version that shows it.
+    """
     if rows.data_ptr() == new.data_ptr() and rows.stride() == new.stride():
-        return
+        return False
+    shared = any(n > 1 and not step for n, step in zip(rows.shape, rows.stride(), strict=True))
+    unseen = untracked and not rows.is_cpu and not shared
+    if untracked and not unseen and equal(new, rows):
+        return False
     leaf = rows.requires_grad and rows.is_leaf
     with same_mode(rows), torch.no_grad() if leaf else nullcontext():
-        rows.copy_(new)
+        (rows.data if unseen else rows).copy_(new)
+    return unseen
 
 
 def version(x: Tensor) -> int:

@@ -70,10 +70,14 @@ class Draws(DispatchMode):
         if name in FILL:
             return args[0].copy_(self.sizes.shard(drawn, dim))
         if name in LIKE:
-            return self.sizes.shard(drawn, dim).contiguous()
+            return self._rows(drawn, dim)
         # the kernel is called only for its mask; the values of its input do not matter
-        mask = self.sizes.shard(drawn[1], dim).contiguous()
+        mask = self._rows(drawn[1], dim)
         return args[0] * mask / (1 - args[1]), mask
+
+    def _rows(self, drawn: Tensor, dim: int) -> Tensor:
+        """Return this rank's rows in memory of their own: a view would keep the whole batch's."""
+        return self.sizes.shard(drawn, dim).clone(memory_format=torch.contiguous_format)
 
     def _batch_dim(self, shape: Any) -> int | None:
         """Return the batch's dimension in a shape: `dim` if its size fits, else the first fit."""

@@ -29,11 +29,12 @@ def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Te
 def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
     """Return the dimensions of the whole as they are in memory, the outermost first.
 
-    A dimension of size 1 hides its place: then rank 0, which has the most rows, decides for all.
+    A dimension of size 1 hides its place: where only some ranks have one row, rank 0, which has the
+    most, decides for all.
     """
     strides, shape = local.stride(), local.shape
     order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] < 2, k))
-    if sizes.smallest > 1 or local.dim() < 2:
+    if sizes.smallest > 1 or sizes.even or local.dim() < 2:
         return order
     found = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())
     return list(json.loads(found)[0])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import outside_transforms, transform
-from autoddp.view.aliases import RAW, AliasGroup, equal, exposes, overwrite, same_mode, version
+from autoddp.view.aliases import RAW, AliasGroup, exposes, overwrite, same_mode, version
 from autoddp.view.pending_sums import Part
 from autoddp.view.redistribute import Gather, SumOverRanks, node_name, shard, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
@@ -166,8 +166,8 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
         self._versions = (self._versions[0], version(whole))
         source = whole.detach() if untracked else whole
         local = shard(source, self.sizes, self.shard_dim)
-        if not untracked or not equal(local, self._local):
-            overwrite(self._local, local)
+        if overwrite(self._local, local, untracked):
+            self.aliases.forget_gathered(self)
         self._versions = (version(self._local), version(whole))
 
     def note_refresh(self) -> None:

@@ -36,6 +36,34 @@ def test_what_is_recorded_on_a_stream_is_all_memory_of_the_batch(tmp_path):
     assert both.out == "True 2 True\n", both.err
 
 
+UNSEEN = """
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.data.mul_(3)  # as a kernel that gets an address
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+for a, b in DataLoader(data, 16):
+    a = a.to(D)
+    some, w = a[:, :2], torch.ones(20, 3, device=D, requires_grad=True)
+    print(some.tolist()[0])
+    kept = a @ w  # saves `a`, of which torch sees no write
+    print(Tripled.apply(a).sum().item(), some.tolist()[0], a.sum().item())
+    kept.sum().backward()
+    print(w.grad.sum().item())
+"""
+
+
+def test_a_write_that_torch_does_not_see_reaches_the_rows_and_all_views(tmp_path):
+    path = jobs.script(HEAD + UNSEEN, tmp_path)
+    same_run(jobs.alone(path, tmp_path), jobs.ranks(path, tmp_path), 1e-9)
+
+
 READ_ASIDE = """
 net = mlp().to(D)
 side = torch.Stream(device=D)

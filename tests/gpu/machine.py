@@ -1,4 +1,4 @@
-"""Which GPUs there are, asked in a process of its own: this one must not become CUDA's."""
+"""Which accelerators there are, asked in a process of its own: this one must not begin CUDA."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
 ASK = """
 import json, torch
-n = torch.cuda.device_count()
-names = [torch.cuda.get_device_name(i) for i in range(n)]
-nccl = str(torch.cuda.nccl.version() if n else None)
-print(json.dumps([names, torch.__version__, str(torch.version.cuda), nccl]))
+n = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+kind = torch.accelerator.current_accelerator().type if n else ""
+names = [torch.get_device_module(kind).get_device_name(i) for i in range(n)]
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if kind == "cuda" else None
+print(json.dumps([kind, names, torch.__version__, str(torch.version.cuda), str(nccl)]))
 """
 
 
@@ -25,6 +26,7 @@ print(json.dumps([names, torch.__version__, str(torch.version.cuda), nccl]))
 class Machine:
     """What the page begins with."""
 
+    kind: str
     gpus: list[str]
     torch: str
     cuda: str
@@ -45,20 +47,36 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One use of the command: on what, how small, where, and until when parts begin."""
+
+    machine: Machine
+    tiny: bool
+    folder: Path
+    until: float  # of `time.monotonic()`
+
+    @property
+    def late(self) -> bool:
+        """Whether no part begins any more."""
+        return time.monotonic() > self.until
+
+
+@dataclass(frozen=True)
 class Done:
-    """A command that has ended, or was ended after its time."""
+    """A command that has ended, or was ended after its time; then it has no exit code."""
 
     code: int | None
     out: str
     err: str
     seconds: float
+    folder: Path
 
 
 def environ(tiny: bool) -> dict[str, str]:
     """The scripts' own; `LAUNCHED` is when their command was given."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
     more = {"PYTHONPATH": path, "LAUNCHED": str(time.time()), "PYTHONWARNINGS": "ignore"}
-    return os.environ | more | ({"TINY": "1"} if tiny else {})
+    return os.environ | more | ({"TINY": "1", "OMP_NUM_THREADS": "1"} if tiny else {})
 
 
 def command(script: str, *args: str, nproc: int = 0, options: tuple[str, ...] = ()) -> list[str]:
@@ -69,23 +87,32 @@ def command(script: str, *args: str, nproc: int = 0, options: tuple[str, ...] = 
     return [sys.executable, "-m", "autoddp", "run", "--nproc", str(nproc), *options, *path]
 
 
-def run(told: list[str], tiny: bool, folder: Path, seconds: float = 600) -> Done:
-    """Run a command to its end."""
-    began = time.monotonic()
+def by_hand(script: str, *args: str, nproc: int) -> list[str]:
+    """Of a script that is written for torchrun."""
+    run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}")
+    return [sys.executable, *run, str(SCRIPTS / f"{script}.py"), *args]
+
+
+def run(told: list[str], trial: Trial, seconds: float, place: str = ".") -> Done:
+    """Run a command to its end, in a folder of the trial's."""
+    folder, began = trial.folder / place, time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(
             told,
             capture_output=True,
             text=True,
-            timeout=seconds,
-            env=environ(tiny),
+            timeout=seconds * (4 if trial.tiny else 1),  # machines that try it are busy
+            env=environ(trial.tiny),
             cwd=folder,
             check=False,
         )
-    except subprocess.TimeoutExpired as late:
-        return Done(None, _text(late.stdout), _text(late.stderr), time.monotonic() - began)
-    return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    except subprocess.TimeoutExpired:
+        return Done(None, "", f"ended after {seconds:.0f} s", seconds, folder)
+    return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began, folder)
 
 
-def _text(data: bytes | str | None) -> str:
-    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""
+def last(text: str) -> str:
+    """The last line of a terminal."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][:160] if lines else "nothing was printed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoddp import __version__
 from tests.gpu.checks import Result
 from tests.gpu.machine import Machine
 from tests.gpu.speed import KINDS, Row
@@ -10,36 +11,28 @@ NAMES = {
     "steps_per_s": "{:.1f}",
     "peak_mb": "{:.0f}",
     "first_step_s": "{:.1f}",
-    "syncs_per_step": "{:.1f}",
+    "waits_per_step": "{:.1f}",
 }
-
-
-OF_GPUS = ("peak_mb", "syncs_per_step")  # without one nothing was there to be counted
 TINY = (
     "**Tried at its smallest sizes, whatever the rows below are called: "
     "no figure here means anything.**"
 )
 
 
-def page(
-    machine: Machine, results: list[Result], rows: list[Row], version: str, tiny: bool = False
-) -> str:
+def page(machine: Machine, results: list[Result], rows: list[Row], tiny: bool, rules: str) -> str:
     """Markdown."""
-    gpus = (
-        ", ".join(sorted({f"{machine.gpus.count(name)} x {name}" for name in machine.gpus}))
-        or "no GPU"
-    )
+    names = sorted({f"{machine.gpus.count(name)} x {name}" for name in machine.gpus})
     lines = [
         "# autoddp on this machine",
         "",
-        f"autoddp {version}; {gpus}; torch {machine.torch}, CUDA {machine.cuda}, "
-        f"NCCL {machine.nccl}; jobs of {machine.ranks} ranks.",
+        f"autoddp {__version__}; {', '.join(names) or 'no GPU'}; torch {machine.torch}, "
+        f"CUDA {machine.cuda}, NCCL {machine.nccl}; jobs of {machine.ranks} ranks.",
         "",
         *([TINY, ""] if tiny else []),
         "## Right",
         "",
         "Each script in one process and in ranks; "
-        "the largest relative difference of what they print.",
+        "the largest relative difference of what they print and of all weights.",
         "",
         "| | result | seen | seconds |",
         "|---|---|---|---|",
@@ -54,20 +47,19 @@ def page(
         "plain python's, and of several as a part of hand-written DDP's.",
         "",
         "| | | steps/s | against | peak MB of rank 0 | "
-        "s from launch to first step | host syncs a step |",
+        "s from launch to first step | the host waits, in a step |",
         "|---|---|---|---|---|---|---|",
-        *(_line(row, bool(machine.gpus)) for row in rows),
+        *map(_line, rows),
+        *(["", "## Rules", "", rules.strip()] if rules else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row, on_gpus: bool) -> str:
-    known = {name for name in row.figures if on_gpus or name not in OF_GPUS}
-    told = [form.format(row.figures[name]) if name in known else "" for name, form in NAMES.items()]
+def _line(row: Row) -> str:
+    forms = NAMES.items()
+    shown = [form.format(row.figures[n]) if n in row.figures else "" for n, form in forms]
     against = "" if row.against is None else f"{row.against:.2f}"
-    if row.failed and not row.figures:
-        return f"| {KINDS[row.kind]} | {row.way} | failed: {row.failed.replace('|', '/')} | | | | |"
-    return (
-        f"| {KINDS[row.kind]} | {row.way} | {told[0]} | {against} | "
-        f"{told[1]} | {told[2]} | {told[3]} |"
-    )
+    if not row.figures:
+        said = f"{row.state}: {row.failed}" if row.failed else row.state
+        return f"| {KINDS[row.kind]} | {row.way} | {said.replace('|', '/')} | | | | |"
+    return f"| {KINDS[row.kind]} | {row.way} | {shown[0]} | {against} | {' | '.join(shown[1:])} |"

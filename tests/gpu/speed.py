@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tests.gpu.machine import SCRIPTS, Machine, command, run
+from tests.gpu.checks import FAILED, NOT_HERE, PASSED, Result
+from tests.gpu.machine import Trial, by_hand, command, last, run
 
 KINDS = {
-    "resnet50": "ResNet-50, AMP, channels_last, batch 128",
-    "gpt": "GPT, 110 M parameters, AMP, batch 16 x 512",
-    "mlp": "MLP, 1 M parameters, batch 256",
+    "resnet50": "ResNet-50, bfloat16, channels_last, batch 128",
+    "gpt2": "GPT-2 small, bfloat16, batch 8 x 1024",
+    "cifar": "ResNet-18 on 32 x 32, bfloat16, batch 256",
 }
-STEPS = {"resnet50": 60, "gpt": 60, "mlp": 400}
-FEW = 8
+STEPS = {"resnet50": 40, "gpt2": 40, "cifar": 100}
+FEW, SECONDS = 8, 90  # steps of a tiny run; the time that a run may take
 
 
 @dataclass(frozen=True)
@@ -30,72 +30,75 @@ class Row:
     figures: dict[str, float]
     against: float | None  # steps/s, as a part of those of the way it is measured against
     failed: str = ""
+    state: str = PASSED
 
 
-def all_of(
-    machine: Machine, tiny: bool, rounds: int, folder: Path, say: Callable[[str], None]
-) -> list[Row]:
-    """Every kind in every way, rounds alternating."""
-    found = []
+def all_of(trial: Trial, rounds: int) -> list[Row]:
+    """Every kind in every way, rounds alternating, as many as fit into the time."""
+    rows = []
     for kind in KINDS:
-        ways = _ways(kind, machine.ranks, tiny)
+        ways = _ways(kind, trial.machine.ranks, trial.tiny)
+        both = trial.tiny or len(trial.machine.gpus) > 1
         seen: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         failed: dict[str, str] = {}
         for _ in range(rounds):
-            for way, told in ways.items():
-                figures = _one(told, tiny, folder)
+            for way, told in [*ways.items()][: None if both else 2]:
+                if trial.late or way in failed:
+                    continue
+                figures = _one(told, trial)
                 if isinstance(figures, str):
                     failed[way] = figures
                 else:
                     seen[way].append(figures)
-        found += _rows(kind, seen, failed, machine.ranks)
-        for row in found[-len(ways) :]:
-            say(f"{kind} {row.way}: {row.failed or row.figures}")
-    return found
+        rows += _rows(kind, seen, failed)
+        for row in rows[-len(ways) :]:
+            print(f"{kind} {row.way}: {row.failed or row.figures or row.state}", flush=True)
+    return rows
 
 
 def _ways(kind: str, ranks: int, tiny: bool) -> dict[str, list[str]]:
-    steps = str(FEW if tiny else STEPS[kind])
-    by_hand = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-    ]
+    args = "train", kind, str(FEW if tiny else STEPS[kind])
     return {
-        "python": command("train", kind, steps),
-        "autoddp, 1 rank": command("train", kind, steps, nproc=1),
-        f"DDP by hand, {ranks} ranks": [*by_hand, str(SCRIPTS / "by_hand.py"), kind, steps],
-        f"autoddp, {ranks} ranks": command("train", kind, steps, nproc=ranks),
+        "python": command(*args),
+        "autoddp, 1 rank": command(*args, nproc=1),
+        f"DDP by hand, {ranks} ranks": by_hand(*args, "ddp", nproc=ranks),
+        f"autoddp, {ranks} ranks": command(*args, nproc=ranks),
     }
 
 
-def _one(told: list[str], tiny: bool, folder: Path) -> dict[str, float] | str:
-    done = run(told, tiny, folder, 900)
+def _one(told: list[str], trial: Trial) -> dict[str, float] | str:
+    done = run(told, trial, SECONDS)
     lines = [line for line in done.out.splitlines() if line.startswith("{")]
     if done.code != 0 or not lines:
-        return f"exit code {done.code}: {(done.err.strip().splitlines() or ['nothing'])[-1][:160]}"
+        return f"exit code {done.code}: {last(done.err)}"
     said: dict[str, Any] = json.loads(lines[-1])
     said.pop("losses", None)
     return said
 
 
 def _rows(
-    kind: str, seen: dict[str, list[dict[str, float]]], failed: dict[str, str], ranks: int
-) -> list[Row]:
-    middle = {
-        way: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for way, found in seen.items()
-        if found
-    }
-    beside = {
-        "autoddp, 1 rank": "python",
-        f"autoddp, {ranks} ranks": f"DDP by hand, {ranks} ranks",
-    }
-    rows = []
-    for way in seen:
-        ours, theirs = middle.get(way), middle.get(beside.get(way, ""))
-        ratio = ours["steps_per_s"] / theirs["steps_per_s"] if ours and theirs else None
-        rows.append(Row(kind, way, ours or {}, ratio, failed.get(way, "")))
-    return rows
+    kind: str, seen: dict[str, list[dict[str, float]]], failed: dict[str, str]
+) -> Iterator[Row]:
+    theirs: dict[str, float] = {}
+    for number, (way, found) in enumerate(seen.items()):
+        ours = {n: statistics.median(one[n] for one in found) for n in found[0]} if found else {}
+        compared = ours and theirs and number % 2  # with the way before it
+        ratio = ours["steps_per_s"] / theirs["steps_per_s"] if compared else None
+        state = FAILED if way in failed else PASSED if ours else NOT_HERE
+        yield Row(kind, way, ours, ratio, failed.get(way, ""), state)
+        theirs = ours
+
+
+def rules(trial: Trial) -> tuple[Result, str]:
+    """What the rules cost on this device's tensors, with the table of `benchmarks.operators`."""
+    what = "microseconds of a function on sharded tensors"
+    if trial.late:
+        return Result("rules", what, NOT_HERE, "no time was left"), ""
+    few = ["--rounds", "1", "F.relu", "MLP"] if trial.tiny else ["--rounds", "5", "--sessions", "1"]
+    kind = trial.machine.kind or "cpu"
+    told = [sys.executable, "-m", "benchmarks.operators", "--device", kind, *few]
+    done = run(told, trial, 120)
+    found = [line for line in done.out.splitlines() if line.startswith("median of")]
+    state = PASSED if done.code == 0 and found else FAILED
+    seen = found[0] if found else f"exit code {done.code}: {last(done.err)}"
+    return Result("rules", what, state, seen, done.seconds), done.out

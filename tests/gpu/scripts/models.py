@@ -1,10 +1,9 @@
-"""The models that are timed, with a loader each: a ResNet-50, a GPT of 100 million parameters, an MLP."""
+"""The models that are timed, with a data set each; nothing but torch is needed, and no network."""
 
 import os
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -22,6 +21,36 @@ class Synthetic(Dataset):
 
     def __getitem__(self, i):
         return tuple(t[i % len(t)] for t in self.tensors)
+
+
+def conv(into, out, size, stride=1):
+    return nn.Sequential(nn.Conv2d(into, out, size, stride, size // 2, bias=False), nn.BatchNorm2d(out))
+
+
+class Residual(nn.Module):
+    """Two convolutions, or three of which the last gives four times as many channels."""
+
+    def __init__(self, into, width, stride, deep):
+        super().__init__()
+        out = 4 * width if deep else width
+        first, last = (conv(into, width, 1), conv(width, out, 1)) if deep else (conv(into, width, 3, stride), conv(width, out, 3))
+        middle = [conv(width, width, 3, stride), nn.ReLU()] if deep else []
+        self.body = nn.Sequential(first, nn.ReLU(), *middle, last)
+        self.side = nn.Identity() if (into, stride) == (out, 1) else conv(into, out, 1, stride)
+
+    def forward(self, x):
+        return F.relu(self.body(x) + self.side(x))
+
+
+def resnet(counts, deep, classes, small, width=64):
+    """torchvision's ResNet; for `small` images the first convolution keeps their size."""
+    layers = [conv(3, width, 3), nn.ReLU()] if small else [conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    into = width
+    for stage, count in enumerate(counts):
+        for number in range(count):
+            layers.append(Residual(into, width << stage, 2 if stage and not number else 1, deep))
+            into = (4 if deep else 1) * width << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes))
 
 
 class Block(nn.Module):
@@ -46,26 +75,25 @@ class GPT(nn.Module):
         self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.tokens.weight
 
     def forward(self, x):
         x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.norm(self.blocks(x))).transpose(1, 2)
 
 
-def make(kind, count):
-    """The model, a data set of `count` samples, the batch size and the number of workers."""
+def make(kind, steps):
+    """The model, a data set for so many steps, the batch size and the number of workers."""
     torch.manual_seed(0)
+    if kind == "gpt2":
+        tokens, width, layers, length, batch = (512, 64, 2, 16, 4) if TINY else (50257, 768, 12, 1024, 8)
+        text = torch.randint(tokens, (64, length + 1))
+        net = GPT(tokens, width, layers, width // 64, length)
+        return net, Synthetic(batch * steps, text[:, :-1].clone(), text[:, 1:].clone()), batch, 0
     if kind == "resnet50":
-        net = torchvision.models.resnet18() if TINY else torchvision.models.resnet50()
-        size, batch = (32, 8) if TINY else (224, 128)
-        return net, Synthetic(count, torch.randn(64, 3, size, size), torch.randint(1000, (64,))), batch, 4
-    if kind == "gpt":
-        width, layers, length, batch = (32, 2, 16, 4) if TINY else (768, 12, 512, 16)
-        text = torch.randint(512 if TINY else 32768, (64, length + 1))
-        net = GPT(512 if TINY else 32768, width, layers, width // 64 or 1, length)
-        return net, Synthetic(count, text[:, :-1].clone(), text[:, 1:].clone()), batch, 0
-    width, batch = (64, 16) if TINY else (1024, 256)
-    net = nn.Sequential(
-        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
-    )
-    return net, Synthetic(count, torch.randn(64, 64), torch.randint(10, (64,))), batch, 0
+        net = resnet((1, 1, 1, 1), True, 1000, False, 4) if TINY else resnet((3, 4, 6, 3), True, 1000, False)
+        size, batch, workers = (32, 8, 2) if TINY else (224, 128, 4)
+    else:
+        net = resnet((1, 1), False, 10, True, 8) if TINY else resnet((2, 2, 2, 2), False, 10, True)
+        size, batch, workers = (8, 8, 0) if TINY else (32, 256, 4)
+    return net, Synthetic(batch * steps, torch.randn(64, 3, size, size), torch.randint(10, (64,))), batch, workers

@@ -234,8 +234,15 @@ PYBIND11_MODULE(_simulated, m) {
   m.def("default_generator", [](int d) { return default_generator(static_cast<c10::DeviceIndex>(d)); });
   m.def("identity", [](int d) { return identity(static_cast<c10::DeviceIndex>(d)); });
   m.def("counts", [] {
-    return std::map<std::string, int64_t>{{"reads", counts().reads}, {"to_host", counts().to_host}, {"kernels", counts().kernels}};
+    auto& c = counts();
+    return std::map<std::string, int64_t>{
+        {"reads", c.reads}, {"to_host", c.to_host}, {"to_device", c.to_device}, {"waits", c.waits}, {"kernels", c.kernels}};
   });
+  m.def("memory", [] {
+    auto& m = memory();
+    return std::map<std::string, int64_t>{{"held", m.held}, {"peak", m.peak}, {"pinned", m.pinned}};
+  });
+  m.def("reset_peak", [] { memory().peak = memory().held.load(); });
   m.def("connected", [] { return connected().load(); });
   m.def("collectives", [] {
     std::lock_guard<std::mutex> held(log_lock);

@@ -5,6 +5,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/from_blob.h>
 #include <Python.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -19,6 +20,7 @@
 namespace simulated {
 
 namespace {
+constexpr size_t MOST = size_t{1} << 34;  // bytes of a device
 thread_local c10::DeviceIndex current = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> streams;
 std::mutex lock;
@@ -67,6 +69,10 @@ std::string identity(c10::DeviceIndex device) { return "simulated-" + visible().
 
 Counts& counts() {
   static Counts made;
+  return made;
+}
+Memory& memory() {
+  static Memory made;
   return made;
 }
 std::vector<std::pair<uintptr_t, int64_t>>& recorded_streams() {
@@ -119,18 +125,26 @@ at::Tensor host(const at::Tensor& x) {
 
 namespace {
 
-struct Memory final : c10::Allocator {
+struct DeviceMemory final : c10::Allocator {
+  static void release(void* p) {
+    memory().held -= malloc_usable_size(p);
+    std::free(p);
+  }
   c10::DataPtr allocate(size_t n) override {
     begin();
+    TORCH_CHECK_WITH(OutOfMemoryError, n <= MOST, "simulated out of memory. Tried to allocate ", n, " bytes");
     void* p = n ? std::aligned_alloc(64, (n + 63) / 64 * 64) : nullptr;
     if (p) std::memset(p, 0xAB, n);  // as on a GPU: what is there is not zeros
-    return {p, p, &std::free, c10::Device(SIM, current)};
+    auto& here = memory();
+    here.held += malloc_usable_size(p);
+    here.peak = std::max<int64_t>(here.peak, here.held);
+    return {p, p, &release, c10::Device(SIM, current)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t n) const override { std::memcpy(to, from, n); }
 };
-Memory memory;
-REGISTER_ALLOCATOR(SIM, &memory)
+DeviceMemory device_memory;
+REGISTER_ALLOCATOR(SIM, &device_memory)
 
 std::set<const void*>& pinned_pointers() {
   static std::set<const void*> made;
@@ -142,10 +156,12 @@ struct Pinned final : c10::Allocator {
       std::lock_guard<std::mutex> held(lock);
       pinned_pointers().erase(p);
     }
+    memory().pinned -= malloc_usable_size(p);
     std::free(p);
   }
   c10::DataPtr allocate(size_t n) override {
     void* p = std::aligned_alloc(64, (std::max<size_t>(n, 1) + 63) / 64 * 64);
+    memory().pinned += malloc_usable_size(p);
     std::lock_guard<std::mutex> held(lock);
     pinned_pointers().insert(p);
     return {p, p, &release, c10::Device(c10::kCPU)};
@@ -203,12 +219,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return std::all_of(tickets.begin(), tickets.end(), [](const auto& t) { return t->done.load(); });
   }
   void synchronizeEvent(void* event) const override {
+    ++counts().waits;
     if (event) wait_on_the_host(*static_cast<Tickets*>(event));
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Tickets*>(event); }
   bool queryStream(const c10::Stream& s) const override { return waited_for(s).empty(); }
-  void synchronizeStream(const c10::Stream& s) const override { wait_on_the_host(waited_for(s)); }
+  void synchronizeStream(const c10::Stream& s) const override {
+    ++counts().waits;
+    wait_on_the_host(waited_for(s));
+  }
   void synchronizeDevice(const c10::DeviceIndex d) const override {
+    ++counts().waits;
     Tickets all;
     {
       std::lock_guard<std::mutex> held(lock);
@@ -273,7 +294,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   at::Generator getNewGenerator(c10::DeviceIndex d) const override { return at::make_generator<Generator>(d < 0 ? current : d); }
   void resizePrivateUse1Bytes(const c10::Storage& s, size_t n) const override {
-    auto fresh = memory.allocate(n);
+    auto fresh = device_memory.allocate(n);
     if (n && s.nbytes()) std::memcpy(fresh.get(), s.data(), std::min(n, s.nbytes()));
     s.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(fresh));
     s.unsafeGetStorageImpl()->set_nbytes(n);

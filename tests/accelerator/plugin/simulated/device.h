@@ -39,9 +39,15 @@ std::string identity(c10::DeviceIndex device);  // as a GPU's UUID
 at::Generator default_generator(c10::DeviceIndex device);
 at::Tensor host(const at::Tensor& x);           // the same memory, as the CPU's kernels want it
 
+// reads: the host asks for values or for a shape that depends on them; waits: it waits for a stream, event or device
 struct Counts {
-  std::atomic<int64_t> reads{0}, to_host{0}, kernels{0};
+  std::atomic<int64_t> reads{0}, to_host{0}, to_device{0}, waits{0}, kernels{0};
 };
+// bytes of the device and of pinned memory, now and at most
+struct Memory {
+  std::atomic<int64_t> held{0}, peak{0}, pinned{0};
+};
+Memory& memory();
 Counts& counts();
 std::vector<std::pair<uintptr_t, int64_t>>& recorded_streams();
 std::vector<int64_t>& waiting_streams();  // the streams that were told to wait for an event

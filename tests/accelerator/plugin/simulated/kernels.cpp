@@ -44,6 +44,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   for (const auto& x : {from, to})
     if (x.device().type() == SIM) begin_kernel(x.device().index());
   if (to.is_cpu()) ++counts().to_host;
+  if (from.is_cpu()) ++counts().to_device;
   auto target = host(to);
   target.copy_(host(from));
   return to;
@@ -222,6 +223,18 @@ void out_variant(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t
   }
 }
 
+// as on CUDA: a result on the host, or one whose shape depends on values, makes the host wait
+bool reads_values(const c10::OperatorHandle& op, const std::vector<c10::IValue>& given) {
+  if (op.hasTag(at::Tag::data_dependent_output)) return true;
+  if (!op.hasTag(at::Tag::dynamic_output_shape)) return false;
+  if (op.schema().name().find("index") == std::string::npos) return true;
+  for (const auto& value : given)  // of indices only masks
+    if (value.isOptionalTensorList())
+      for (const auto& x : value.toOptionalTensorVector())
+        if (x && (x->scalar_type() == at::kBool || x->scalar_type() == at::kByte)) return true;
+  return false;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
@@ -250,6 +263,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                 "Expected all tensors to be on the same device, but found at least two devices, simulated:", int(d), " and ", x.device(), "! (", schema.name(), ")");
   begin_kernel(d);
   ++counts().kernels;
+  if (reads_values(op, before)) ++counts().reads;
   draw_on(op, stack, begin, d);
   if (has_out) return out_variant(op, stack, begin, before);
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
