@@ -28,7 +28,10 @@ def needs(library: str):
     [
         pytest.param("accelerated", marks=needs("accelerate")),
         pytest.param("lightened", marks=needs("lightning")),
+        pytest.param("scored", marks=needs("skorch")),
+        pytest.param("tracked", marks=needs("mlflow")),
         pytest.param("trained", marks=needs("transformers")),
+        pytest.param("tuned", marks=needs("optuna")),
     ],
 )
 def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
@@ -38,7 +41,7 @@ def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
     got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "ranks", timeout=240)
     assert got.code == 0, got.err
     same_text(want.out, got.out, RTOL, "stdout")
-    assert "[autoddp] split: " in got.err
+    assert "[autoddp] fetching: " in got.err
     assert "by itself, on every rank" not in got.err
     assert not got.left
 

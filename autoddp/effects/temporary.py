@@ -6,9 +6,12 @@ a thread, or what keeps a cache, makes in the temporary folder is this rank's ow
 
 from __future__ import annotations
 
+import os
 import tempfile
+from contextlib import suppress
 from typing import Any, ClassVar
 
+from autoddp.comm.place import HERE
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import EffectRow, Outward, ask
@@ -51,5 +54,8 @@ class Temporary(Outward):
             made = call.plain()
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if isinstance(path, (str, bytes)):
-                self.effects.overlay.private.add(paths.text(path))
+                self.effects.overlay.private.add(path := paths.text(path))
+                if self.rank and HERE.private and call.named.get("dir") is None:
+                    with suppress(OSError):  # by this link the launcher removes the folder
+                        os.symlink(path, os.path.join(HERE.private, os.path.basename(path)))
         return made

@@ -112,6 +112,23 @@ def test_temporary_names_are_rank_0s(on):
     assert not any(os.path.exists(path) for path in zero[:4])
 
 
+def test_a_temporary_folder_of_a_thread_stays_once(tmp_path, warm):
+    """As in one process; no rank above 0 leaves one of its own, even if it is killed."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import tempfile, threading\n"
+        "thread = threading.Thread(target=lambda: open(tempfile.mkdtemp() + '/x', 'w').close())\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "raise ValueError\n"
+    )
+    (tmp_path / "tmp").mkdir()
+    command = ("autoddp", "run", "--nproc", "3", str(script))
+    done = warm.run(*command, folder=tmp_path / "ranks", env={"TMPDIR": str(tmp_path / "tmp")})
+    assert done.code == 1
+    assert len(os.listdir(tmp_path / "tmp")) == 1
+
+
 def nothing_asked(rank):
     """As a script's first line finds it: whoever made the process may have asked."""
     tempfile.tempdir = None
