@@ -22,18 +22,17 @@ STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
 TARGETS = ("target", "fn")  # arguments of theirs
 COUNTED = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
 FLAGS = ("--local_rank", "--local-rank")
-ALWAYS = (
-    "is_available",
-    "is_initialized",
-)  # conditions that are the same for one process and several
+# conditions that are the same for one process and several
+ALWAYS = ("is_available", "is_initialized")
 
 
 class Found(NamedTuple):
-    """An expression of the code."""
+    """A name in the code, or an option in `FLAGS`, or a call that starts processes."""
 
     maybe: bool  # whether it is reached under a condition only
-    node: ast.AST
+    name: str
     line: str  # train.py:41
+    target: frozenset[str] | None = None  # the names in the target of the processes
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,15 @@ def read(path: str, folder: str) -> SourceFacts:
     """Read a script, and what it imports from `folder`, the first on its path."""
     scopes, roots = _scopes(path, folder)
     found = _reached(scopes, [(root, False) for root in roots])
-    joins = [each for each in found if _name(each.node) == JOIN]
-    starts = [each for each in found if joins and _starts(each.node, scopes)]
-    surest = min(starts or joins, key=lambda each: each.maybe, default=Found(True, ast.Pass(), ""))
-    values = [getattr(each.node, "value", None) for each in found]
-    flag = next((value for value in values if value in FLAGS), "")
+    joins = [each for each in found if each.name == JOIN and each.line]
+    starts = [
+        each
+        for each in found
+        if joins and each.target is not None
+        if _joins(scopes, each.target) or not each.target & scopes.keys()
+    ]
+    surest = min(starts or joins, key=lambda each: each.maybe, default=Found(True, "", ""))
+    flag = next((each.name for each in found if each.name in FLAGS), "")
     return SourceFacts(surest.line, bool(starts), not surest.maybe, flag)
 
 
@@ -106,23 +109,10 @@ def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
             yield from filter(None, (spec.origin for spec in specs(name, [base])))
 
 
-def _starts(node: ast.AST, scopes: Scopes) -> bool:
-    """Return whether a call starts processes of a function that joins a process group."""
-    if not isinstance(node, ast.Call):
-        return False
-    called, named = _name(node.func), {keyword.arg: keyword.value for keyword in node.keywords}
-    counted = COUNTED & set(named) or (called != "Process" and len(node.args) > 1)
-    if called not in STARTERS or not counted:
-        return False
-    target = [named[name] for name in TARGETS if name in named]
-    names = {_name(inner) for given in target or node.args[:1] for inner in ast.walk(given)}
-    return _joins(scopes, names) or not names & set(scopes)
-
-
 def _joins(scopes: Scopes, names: Iterable[str]) -> bool:
     """Return whether any of these names leads to a process group."""
     found = _reached(scopes, [(name, True) for name in names])
-    return any(_name(each.node) == JOIN for each in found)
+    return any(each.name == JOIN for each in found)
 
 
 def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> list[Found]:
@@ -133,7 +123,7 @@ def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> list[Found]:
         name, maybe = pending.pop()
         if name in scopes and seen.get(name, 2) > maybe:
             seen[name] = maybe
-            pending += [(_name(each.node), maybe or each.maybe) for each in scopes[name]]
+            pending += [(each.name, maybe or each.maybe) for each in scopes[name]]
     return [
         each._replace(maybe=maybe or each.maybe)
         for name, maybe in seen.items()
@@ -150,12 +140,14 @@ class _Reader(ast.NodeVisitor):
         self.even: set[str] = set()  # names of values that are the same for one process and several
 
     def visit(self, node: ast.AST) -> None:
-        """Note an expression that is used, not set, and visit what is in it.
+        """Note what is used, not set, and visit what is in it.
 
         What is inside of a condition is under it, and what comes after one that may return.
         """
-        if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
-            self.here.append(Found(self.maybe, node, f"{self.file}:{node.lineno}"))
+        name, target = _name(node), _target(node)
+        if (name or target is not None) and not isinstance(getattr(node, "ctx", None), ast.Store):
+            line = f"{self.file}:{getattr(node, 'lineno', 0)}"
+            self.here.append(Found(self.maybe, name, line, target))
         before, self.maybe = self.maybe, self.maybe or self._depends(node)
         super().visit(node)
         self.maybe = before or (self.maybe and _returns(node))
@@ -165,7 +157,7 @@ class _Reader(ast.NodeVisitor):
             self.visit(outside)
         special = node.name.startswith("__")  # a method that its class, when it is called, may call
         if node.decorator_list:
-            self.here.append(Found(False, ast.Name(node.name), ""))  # a decorator may call it
+            self.here.append(Found(False, node.name, ""))  # a decorator may call it
         self._within(self.here if special else self._scope(node.name), node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -219,6 +211,19 @@ def _returns(node: ast.AST) -> bool:
     return isinstance(node, ast.Return) or any(map(_returns, ast.iter_child_nodes(node)))
 
 
+def _target(node: ast.AST) -> frozenset[str] | None:
+    """Return the names in the target of the processes that a call starts; None if it is none."""
+    if not isinstance(node, ast.Call) or _name(node.func) not in STARTERS:
+        return None
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    if not (COUNTED & named.keys() or (_name(node.func) != "Process" and len(node.args) > 1)):
+        return None
+    given = [named[name] for name in TARGETS if name in named] or node.args[:1]
+    return frozenset(_name(inner) for each in given for inner in ast.walk(each))
+
+
 def _name(node: ast.AST) -> str:
-    """Return `spawn` for both `mp.spawn` and `spawn`, empty for other nodes."""
+    """Return `spawn` for both `mp.spawn` and `spawn`, and an option in `FLAGS`; else nothing."""
+    if isinstance(node, ast.Constant):
+        return str(node.value) if node.value in FLAGS else ""
     return str(getattr(node, "attr", getattr(node, "id", "")))
