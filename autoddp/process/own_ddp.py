@@ -1,9 +1,9 @@
 """The form in which a script is launched, as some scripts are distributed by themselves.
 
-A script is launched as distributed only if `python` would make it so, too: where it joins a process
-group whatever a launcher has set. Else each rank sees one process: the script goes the way that it
-goes under `python`, and should that lead to a process group after all, the feature `groups` says
-what to do.
+A script is launched as distributed only if it joins a process group under no condition that depends
+on a launcher, so that `python` alone could not run it. Any other script runs on ranks that each see
+one process; if it makes a process group after all, the feature `groups` refuses that and names the
+option.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class LaunchForm:
-    """The form that was decided on for a script, and what its source tells."""
+    """The form in which a script is launched, and the facts in its source that decide it."""
 
     kind: Kind
     facts: SourceFacts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any, ClassVar
 
 from autoddp.errors import BadInput
@@ -62,8 +63,9 @@ class Groups(Feature):
         why="ranks that a script starts as programs would wait for ranks that do not come",
     )
     def start_program(self, call: Call) -> Any:
-        """Refuse, by BadInput, a program that gets a rank's variable, as Lightning starts some."""
-        if "LOCAL_RANK" not in (call.named.get("env") or ()):
+        """Refuse, by BadInput, a program that gets another LOCAL_RANK, as Lightning starts some."""
+        environ = call.named.get("env") or os.environ
+        if environ.get("LOCAL_RANK") == os.environ.get("LOCAL_RANK"):
             return call.plain()
         raise BadInput(f"{users_line()} starts a rank, where ranks see one process; {WAY_OUT}")
 

@@ -251,6 +251,15 @@ def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, t
     assert lines(done.out) == by_torchrun, done.err
 
 
+def test_a_rank_that_it_starts_as_a_program_is_refused(script, warm, tmp_path):
+    path = script(
+        "import subprocess\nsubprocess.Popen('true', env={**os.environ, 'LOCAL_RANK': '1'})"
+    )
+    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    assert (done.code, done.out) == (1, "")
+    assert "starts a rank, where ranks see one process" in done.err
+
+
 def test_ranks_that_would_each_train_by_themselves_do_not(script, warm, tmp_path):
     done = warm.run("autoddp", "run", "-n", "2", script(OF_ANOTHER_CLASS), folder=tmp_path / "auto")
     assert (done.code, done.out) == (1, "")
