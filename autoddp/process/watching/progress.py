@@ -111,7 +111,10 @@ def _mark(device: torch.device) -> torch.Event:
 
 
 def _named(frame: FrameType) -> str:
-    return f"{places.named(frame)}, in {frame.f_code.co_name}"
+    code, line = frame.f_code, frame.f_lineno
+    found = places.cell(code.co_filename)
+    at = f"{found}, line {line}" if found else f"{code.co_filename}:{line}"
+    return f"{at}, in {code.co_name}"
 
 
 def _descendants(pid: int) -> list[int]:
