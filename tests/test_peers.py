@@ -50,7 +50,7 @@ def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "said"),
     [
-        ("ddp", "has Lightning start 2 ranks"),
+        ("ddp", "starts a rank, where ranks see one process"),
         ("ddp_spawn", "starts processes of _wrapping_function()"),
     ],
 )

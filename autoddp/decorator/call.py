@@ -27,8 +27,8 @@ from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
 from autoddp.process import joining, worker
 from autoddp.process.devices import Devices, variable
-from autoddp.process.membership import member
 from autoddp.process.script import strip
+from autoddp.process.session import member
 from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.places import CELL

@@ -20,7 +20,6 @@ from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
 from autoddp.process.job_folder import JobFolder
 from autoddp.process.script import Script
-from autoddp.process.source import SourceFacts
 from autoddp.process.streams import Logs
 
 if TYPE_CHECKING:
@@ -40,15 +39,14 @@ def run(script: Script, options: Options) -> int:
     world = launched(os.environ)
     script.find()
     check(options)
-    facts = SourceFacts() if options.own_ddp == "no" else script.read()
-    own = own_ddp.of(facts, options.own_ddp)
+    own = own_ddp.of(script, options.own_ddp)
     if world is not None:
         import_torch(several=world.local_world_size < world.world_size)
         from autoddp.process import worker
 
         worker.leave(worker.joined(script, options, own))
     if own.kind is own_ddp.Kind.ONCE:
-        return alone(script, options, own_ddp.once(script.name, own.line))
+        return alone(script, options, own.message(script.name))
     ready = prepare(options)
     one = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
     if one and own.kind is own_ddp.Kind.VIEW:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any, ClassVar
 
 from autoddp.errors import BadInput
@@ -12,15 +13,6 @@ from autoddp.report import is_users, users_line
 
 WAY_OUT = "autoddp run --own-ddp yes leaves that to the script"
 TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate")
-LIGHTNINGS = tuple(
-    f"{package}.strategies.launchers.subprocess_script:_SubprocessScriptLauncher._call_children_scripts"
-    for package in (
-        "lightning.pytorch",
-        "lightning.fabric",
-        "pytorch_lightning",
-        "lightning_fabric",
-    )
-)
 
 
 class Groups(Feature):
@@ -67,20 +59,15 @@ class Groups(Feature):
         return call.plain()
 
     @patch(
-        *LIGHTNINGS,
-        why="Lightning would start its other ranks as programs, "
-        "which wait for ranks that do not come",
-        optional=True,
+        "subprocess:Popen.__init__",
+        why="ranks that a script starts as programs would wait for ranks that do not come",
     )
-    def start_programs(self, call: Call) -> Any:
-        """Refuse, by BadInput, the ranks of a Lightning trainer asked for several devices."""
-        launcher = call.instance
-        if launcher.num_processes < 2:
+    def start_program(self, call: Call) -> Any:
+        """Refuse, by BadInput, a program that gets another LOCAL_RANK, as Lightning starts some."""
+        environ = call.named.get("env") or os.environ
+        if environ.get("LOCAL_RANK") == os.environ.get("LOCAL_RANK"):
             return call.plain()
-        raise BadInput(
-            f"{users_line()} has Lightning start {launcher.num_processes} ranks, where ranks see "
-            f"one process; ask its trainer for 1 device, or {WAY_OUT}"
-        )
+        raise BadInput(f"{users_line()} starts a rank, where ranks see one process; {WAY_OUT}")
 
 
 def _meets(target: Any) -> bool:

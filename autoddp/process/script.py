@@ -21,7 +21,6 @@ from types import FrameType, ModuleType, TracebackType
 from autoddp.comm.place import HERE
 from autoddp.process.frames import visible
 from autoddp.process.script_file import find_file, find_module
-from autoddp.process.source import SourceFacts, read
 
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
@@ -41,14 +40,6 @@ class Script:
             BadInput: There is no such file, or it cannot be read or run.
         """
         return find_module(self.name) if self.module else find_file(self.name)
-
-    def read(self) -> SourceFacts:
-        """Read the script's source for its own ranks, without running anything.
-
-        Raises:
-            BadInput: There is no such script, or it cannot be read or run.
-        """
-        return read(self.find(), self.folder())
 
     def folder(self) -> str:
         """Return the folder from which the script imports its own files."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from autoddp.process.script_file import specs
 from autoddp.report import is_own
@@ -20,60 +21,47 @@ JOIN = "init_process_group"
 STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
 TARGETS = ("target", "fn")  # arguments of theirs
 COUNTED = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # of launchers
 FLAGS = ("--local_rank", "--local-rank")
-ALWAYS = (
-    "is_available",
-    "is_initialized",
-)  # conditions that are the same for one process and several
+# conditions that are the same for one process and several
+ALWAYS = ("is_available", "is_initialized")
 
 
-@dataclass
-class Scope:
-    """The facts of one function, class or file; a bool says whether it is so under a condition."""
+class Found(NamedTuple):
+    """A name in the code, or an option in `FLAGS`, or a call that starts processes."""
 
-    names: list[tuple[str, bool]] = field(default_factory=list)  # of scopes that it leads to
-    joins: list[tuple[str, bool]] = field(default_factory=list)  # lines: train.py:41
-    # lines, and the names in the target of the process
-    starts: list[tuple[str, set[str], bool]] = field(default_factory=list)
-    asks: bool = False
-    flag: str = ""
+    maybe: bool  # whether it is reached under a condition only
+    name: str
+    line: str  # train.py:41
+    target: frozenset[str] | None = None  # the names in the target of the processes
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """The facts on ranks in a script's source; a line is empty where there is none."""
+    """The facts on ranks in a script's source."""
 
-    joins: str = ""  # line where a process of the script joins a process group
-    starts: str = ""  # line where it starts processes that do
-    always: bool = False  # whether it does so under no condition
-    asks: bool = False  # whether it asks a launcher's variables for its rank
+    line: str = ""  # where it starts ranks, else where it joins a process group; empty: nowhere
+    starts: bool = False  # whether it starts processes that join a process group
+    always: bool = False  # whether that line is reached under no condition
     flag: str = ""  # --local_rank or --local-rank, where its parser takes that
 
 
-Scopes = dict[str, list[Scope]]
+Scopes = dict[str, list[Found]]  # what stands in functions and classes of a name, and in a file
 
 
 def read(path: str, folder: str) -> SourceFacts:
     """Read a script, and what it imports from `folder`, the first on its path."""
     scopes, roots = _scopes(path, folder)
-    seen = _reached(scopes, [(root, False) for root in roots])
-    inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes[name]]
-    joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
+    found = _reached(scopes, [(root, False) for root in roots])
+    joins = [each for each in found if each.name == JOIN and each.line]
     starts = [
-        (line, maybe or some)
-        for scope, maybe in inside
-        for line, target, some in scope.starts
-        if joins and (_joins(scopes, target) or not target & set(scopes))
+        each
+        for each in found
+        if joins and each.target is not None
+        if _joins(scopes, each.target) or not each.target & scopes.keys()
     ]
-    surest = [min(some, key=lambda one: one[1], default=("", True)) for some in (joins, starts)]
-    return SourceFacts(
-        joins=surest[0][0],
-        starts=surest[1][0],
-        always=not surest[bool(starts)][1],
-        asks=any(scope.asks for scope, _ in inside),
-        flag=next(filter(None, (scope.flag for scope, _ in inside)), ""),
-    )
+    surest = min(starts or joins, key=lambda each: each.maybe, default=Found(True, "", ""))
+    flag = next((each.name for each in found if each.name in FLAGS), "")
+    return SourceFacts(surest.line, bool(starts), not surest.maybe, flag)
 
 
 def files(path: str, folder: str) -> list[str]:
@@ -121,23 +109,26 @@ def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
             yield from filter(None, (spec.origin for spec in specs(name, [base])))
 
 
-def _joins(scopes: Scopes, names: set[str]) -> bool:
+def _joins(scopes: Scopes, names: Iterable[str]) -> bool:
     """Return whether any of these names leads to a process group."""
-    seen = _reached(scopes, [(name, True) for name in names])
-    return any(scope.joins for name in seen for scope in scopes[name])
+    found = _reached(scopes, [(name, True) for name in names])
+    return any(each.name == JOIN for each in found)
 
 
-def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> dict[str, bool]:
-    """Return the names that `roots` lead to, each with whether only a condition leads there."""
+def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> list[Found]:
+    """Return what the names in `roots` lead to, each with whether only a condition leads there."""
     seen: dict[str, bool] = {}
     pending = list(roots)
     while pending:
         name, maybe = pending.pop()
-        if name not in scopes or (name in seen and seen[name] <= maybe):
-            continue
-        seen[name] = maybe
-        pending += [(led, maybe or some) for scope in scopes[name] for led, some in scope.names]
-    return seen
+        if name in scopes and seen.get(name, 2) > maybe:
+            seen[name] = maybe
+            pending += [(each.name, maybe or each.maybe) for each in scopes[name]]
+    return [
+        each._replace(maybe=maybe or each.maybe)
+        for name, maybe in seen.items()
+        for each in scopes[name]
+    ]
 
 
 class _Reader(ast.NodeVisitor):
@@ -145,16 +136,28 @@ class _Reader(ast.NodeVisitor):
 
     def __init__(self, file: str, scopes: Scopes) -> None:
         self.file, self.scopes = os.path.basename(file), scopes
-        self.here, self.maybe = Scope(), False
+        self.here, self.maybe = scopes[file], False
         self.even: set[str] = set()  # names of values that are the same for one process and several
-        scopes[file].append(self.here)
+
+    def visit(self, node: ast.AST) -> None:
+        """Note what is used, not set, and visit what is in it.
+
+        What is inside of a condition is under it, and what comes after one that may return.
+        """
+        name, target = _name(node), _target(node)
+        if (name or target is not None) and not isinstance(getattr(node, "ctx", None), ast.Store):
+            line = f"{self.file}:{getattr(node, 'lineno', 0)}"
+            self.here.append(Found(self.maybe, name, line, target))
+        before, self.maybe = self.maybe, self.maybe or self._depends(node)
+        super().visit(node)
+        self.maybe = before or (self.maybe and _returns(node))
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for outside in (*node.decorator_list, node.args):
             self.visit(outside)
         special = node.name.startswith("__")  # a method that its class, when it is called, may call
         if node.decorator_list:
-            self.here.names.append((node.name, False))  # a decorator may call the function
+            self.here.append(Found(False, node.name, ""))  # a decorator may call it
         self._within(self.here if special else self._scope(node.name), node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -168,50 +171,15 @@ class _Reader(ast.NodeVisitor):
         self.even = self.even - names if self._decides(node.value) else self.even | names
         self.generic_visit(node)
 
-    def visit_If(self, node: ast.If) -> None:
-        """Take code after an `if` that may return to be under its condition, like its branches."""
-        self.visit(node.test)
-        both = all(any(_name(n) == JOIN for n in _nodes(way)) for way in (node.body, node.orelse))
-        depends = self._decides(node.test) and not both
-        before, self.maybe = self.maybe, self.maybe or depends
-        for statement in (*node.body, *node.orelse):
-            self.visit(statement)
-        leaves = any(isinstance(n, ast.Return) for n in _nodes([*node.body, *node.orelse]))
-        self.maybe = (before or leaves) if depends else self.maybe
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """Take what follows the first value as conditional: `"RANK" in os.environ and join()`."""
-        first, *others = node.values
-        self.visit(first)
-        before, self.maybe = self.maybe, self.maybe or any(map(self._decides, node.values[:-1]))
-        for value in others:
-            self.visit(value)
-        self.maybe = before
-
-    def visit_Try(self, node: ast.Try) -> None:
-        """Take all code from here on as conditional where a handler returns: `except KeyError`."""
-        self.maybe |= any(isinstance(n, ast.Return) for n in _nodes(node.handlers))
-        self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        called, named = _name(node.func), {keyword.arg for keyword in node.keywords}
-        if called in STARTERS and (named & COUNTED or (called != "Process" and len(node.args) > 1)):
-            target = [keyword.value for keyword in node.keywords if keyword.arg in TARGETS]
-            names = set(map(_name, _nodes(target or node.args[:1])))
-            self.here.starts.append((f"{self.file}:{node.lineno}", names, self.maybe))
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self._lead(node, node.id)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._lead(node, node.attr)
-        self.visit(node.value)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        """Take the mere name of a launcher's variable, or of an option, as a question for it."""
-        self.here.asks |= node.value in VARIABLES
-        self.here.flag = self.here.flag or (str(node.value) if node.value in FLAGS else "")
+    def _depends(self, node: ast.AST) -> bool:
+        """Return whether what is inside of a node may depend on the number of processes."""
+        if isinstance(node, ast.If):
+            ways = [[n for line in way for n in ast.walk(line)] for way in (node.body, node.orelse)]
+            both = all(any(_name(n) == JOIN for n in way) for way in ways)
+            return self._decides(node.test) and not both
+        if isinstance(node, ast.BoolOp):  # "RANK" in os.environ and join()
+            return any(map(self._decides, node.values[:-1]))
+        return isinstance(node, ast.Try) and any(map(_returns, node.handlers))  # except KeyError
 
     def _decides(self, test: ast.expr) -> bool:
         """Return whether a condition, or a part of it, may depend on the number of processes."""
@@ -225,17 +193,10 @@ class _Reader(ast.NodeVisitor):
             return _name(test.func) not in ALWAYS
         return _name(test) not in self.even
 
-    def _lead(self, node: ast.Name | ast.Attribute, name: str) -> None:
-        if name == JOIN:
-            self.here.joins.append((f"{self.file}:{node.lineno}", self.maybe))
-        elif isinstance(node.ctx, ast.Load):
-            self.here.names.append((name, self.maybe))
+    def _scope(self, name: str) -> list[Found]:
+        return self.scopes.setdefault(name, [])
 
-    def _scope(self, name: str) -> Scope:
-        self.scopes.setdefault(name, []).append(made := Scope())
-        return made
-
-    def _within(self, scope: Scope, body: Sequence[ast.AST]) -> None:
+    def _within(self, scope: list[Found], body: Sequence[ast.AST]) -> None:
         before = self.here, self.maybe
         self.here, self.maybe = scope, False
         for node in body:
@@ -243,14 +204,26 @@ class _Reader(ast.NodeVisitor):
         self.here, self.maybe = before
 
 
-def _nodes(roots: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield these nodes and all inside, but for the bodies of functions that stand there."""
-    for root in roots:
-        yield root
-        if not isinstance(root, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from _nodes(list(ast.iter_child_nodes(root)))
+def _returns(node: ast.AST) -> bool:
+    """Return whether a part of a function may return, apart from functions in it."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    return isinstance(node, ast.Return) or any(map(_returns, ast.iter_child_nodes(node)))
+
+
+def _target(node: ast.AST) -> frozenset[str] | None:
+    """Return the names in the target of the processes that a call starts; None if it is none."""
+    if not isinstance(node, ast.Call) or _name(node.func) not in STARTERS:
+        return None
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    if not (COUNTED & named.keys() or (_name(node.func) != "Process" and len(node.args) > 1)):
+        return None
+    given = [named[name] for name in TARGETS if name in named] or node.args[:1]
+    return frozenset(_name(inner) for each in given for inner in ast.walk(each))
 
 
 def _name(node: ast.AST) -> str:
-    """Return `spawn` for both `mp.spawn` and `spawn`, empty for other nodes."""
+    """Return `spawn` for both `mp.spawn` and `spawn`, and an option in `FLAGS`; else nothing."""
+    if isinstance(node, ast.Constant):
+        return str(node.value) if node.value in FLAGS else ""
     return str(getattr(node, "attr", getattr(node, "id", "")))

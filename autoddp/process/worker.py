@@ -6,12 +6,15 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
@@ -19,13 +22,12 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
-from autoddp.process import allocator, joining, launcher_signals, own_ddp, streams
+from autoddp.process import allocator, joining, launcher_signals, streams
 from autoddp.process.devices import Devices
-from autoddp.process.guard import check_joined
 from autoddp.process.job_folder import JobFolder
-from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
+from autoddp.process.session import member
 from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.begun import SharedFlag
@@ -64,8 +66,6 @@ def run(job: Job) -> int:
     this = os.getpid()
     with member(world, job.options, job.devices, report, job.script) as mine:
         group = mine.run.group
-        if job.own.line and job.options.own_ddp == "auto":
-            report.say(job.own.message(job.script.name))
         code = job.script.run(job.options.verbose, mine.run.ended)
         if not code and os.getpid() == this:
             group.conclude()
@@ -92,8 +92,36 @@ def by_itself(job: Job, world: World) -> int:
     report.say(job.own.message(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     size = world.world_size if job.options.own_ddp == "auto" else 1  # else the user has said so
-    with check_joined(job.own.line, size):
+    with check_joined(job.own.facts.line, size):
         return finish(script.run())
+
+
+@contextmanager
+def check_joined(line: str, size: int) -> Iterator[None]:
+    """Raise BadInput at the first optimizer step inside, if the ranks share no process group.
+
+    Args:
+        line: Line of the script that makes the process group, for the message.
+        size: Number of ranks; with one rank nothing is checked.
+    """
+    looked = size == 1
+
+    def look(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal looked
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if not looked and alone:
+            raise BadInput(
+                f"init_process_group ({line}) was not called before the first step: each of "
+                f"{size} processes would train by itself; give the script the arguments that "
+                "it takes to be distributed, or --own-ddp no for the numbers of one process"
+            )
+        looked = True
+
+    handle = register_optimizer_step_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:
@@ -104,7 +132,11 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     """
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
-        raise BadInput(own_ddp.twice(script.name, own.line, world.world_size))
+        raise BadInput(
+            f"{script.name} starts its ranks itself ({own.facts.line}), but another launcher has "
+            f"started {world.world_size} processes of it already; start it by autoddp run or by "
+            "python"
+        )
     found, logs = joining.find_devices(), Logs(options.log_dir)
     logs.make()
     job = Job(script, options, found, own, logs, JobFolder(), random.getstate())

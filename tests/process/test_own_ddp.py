@@ -63,8 +63,7 @@ RANKS = {
         parser = argparse.ArgumentParser()
         parser.add_argument("--local_rank", type=int, default=-1)
         args = parser.parse_args()
-        if args.local_rank != -1:
-            dist.init_process_group(backend="gloo")
+        dist.init_process_group(backend="gloo")
         train(args.local_rank)
     """,
     "a helper": """
@@ -112,14 +111,15 @@ if distributed:
     dist.init_process_group("gloo")
 train(int(os.environ.get("RANK", 0)), distributed)
 """
-BY_ARGUMENT = """
-parser = argparse.ArgumentParser()
-parser.add_argument("--distributed", action="store_true")
-parser.add_argument("--address")
-args = parser.parse_args()
-if args.distributed:
-    dist.init_process_group("gloo", init_method=args.address)
-train(0, args.distributed)
+# read as a call of the function in helpers/ranks.py
+OF_ANOTHER_CLASS = """
+import helpers.ranks
+
+class Model:
+    def set_up(self): pass
+
+Model().set_up()
+train(0, False)
 """
 BY_SPAWN = """
 def main(rank, size):
@@ -218,7 +218,7 @@ def test_a_script_of_two_ways_goes_its_authors_if_told_so(script, warm, by_torch
     done = warm.run(*command, folder=tmp_path / "run")
     assert lines(done.out) == by_torchrun, done.err
     (said,) = ours(done.err)
-    assert said.endswith("(--own-ddp no takes its one-process branch, on all ranks)")
+    assert "calls init_process_group itself" in said
 
 
 ONE_PROCESS = {
@@ -236,8 +236,6 @@ def test_what_python_runs_as_one_process_is_one(how, script, warm, tmp_path):
     assert (want.code, got.code) == (0, 0), got.err
     assert "rank 0 of 1" in want.out
     assert "global view" in ours(got.err)[0]
-    way = [line for line in ours(got.err) if "--own-ddp yes takes that branch" in line]
-    assert len(way) == (how == "either")
     same_text(want.out, got.out, RTOL, "stdout")
 
 
@@ -253,9 +251,17 @@ def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, t
     assert lines(done.out) == by_torchrun, done.err
 
 
+def test_a_rank_that_it_starts_as_a_program_is_refused(script, warm, tmp_path):
+    path = script(
+        "import subprocess\nsubprocess.Popen('true', env={**os.environ, 'LOCAL_RANK': '1'})"
+    )
+    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    assert (done.code, done.out) == (1, "")
+    assert "starts a rank, where ranks see one process" in done.err
+
+
 def test_ranks_that_would_each_train_by_themselves_do_not(script, warm, tmp_path):
-    path = script(BY_ARGUMENT.replace("--address", "--local_rank"))
-    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "auto")
+    done = warm.run("autoddp", "run", "-n", "2", script(OF_ANOTHER_CLASS), folder=tmp_path / "auto")
     assert (done.code, done.out) == (1, "")
     assert (
         "was not called before the first step: each of 2 processes would train by itself"
@@ -266,7 +272,6 @@ def test_ranks_that_would_each_train_by_themselves_do_not(script, warm, tmp_path
 # ---- what the source says
 
 JOINS = "init_process_group()\nmain()"
-FLAG = "parser.add_argument('--local_rank')"
 
 
 @pytest.mark.parametrize(
@@ -285,9 +290,11 @@ FLAG = "parser.add_argument('--local_rank')"
             Kind.VIEW,
         ),
         ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
-        ("if not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
+        ("'RANK' in os.environ and init_process_group()", Kind.VIEW),
+        ("ours = not dist.is_initialized()\nif ours: init_process_group()", Kind.RANKS),
+        ("if cuda:\n    def put(): return 1\ninit_process_group()", Kind.RANKS),
         ("if win:\n    init_process_group(1)\nelse:\n    init_process_group()", Kind.RANKS),
-        ("if args.local_rank >= 0:\n    init_process_group()\n" + FLAG, Kind.RANKS),
+        ("if args.local_rank >= 0:\n    init_process_group()", Kind.VIEW),
         ("mp.spawn(work, nprocs=2)\ndef work(): pass", Kind.VIEW),
         ("def main(): init_process_group()\nmp.spawn(main, (), 2)", Kind.ONCE),
         (
@@ -301,4 +308,4 @@ def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, kind):
     write(tmp_path, "")
     path = tmp_path / "s.py"
     path.write_text(source)
-    assert own_ddp.of(Script(str(path)).read(), "auto").kind is kind
+    assert own_ddp.of(Script(str(path)), "auto").kind is kind

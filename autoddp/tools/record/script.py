@@ -19,7 +19,6 @@ from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
-from autoddp.process.source import SourceFacts
 from autoddp.report import PREFIX
 from autoddp.tools.record.recording import is_part
 
@@ -76,11 +75,11 @@ def check_own(script: Script, options: Options) -> None:
     Raises:
         BadInput: It does.
     """
-    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    own = own_ddp.of(script, options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
         raise BadInput(
-            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run "
-            "is its launcher, and there is nothing of ours to verify, bench or record "
+            f"{script.name} is distributed by itself ({own.facts.line or '--own-ddp yes'}): "
+            "autoddp run is its launcher, and there is nothing of ours to verify, bench or record "
             "(--own-ddp no changes that)"
         )
 
