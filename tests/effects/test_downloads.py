@@ -75,5 +75,5 @@ def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
 
     seen, asked = on(script)
     assert [length for length, _ in seen] == [5000, 5000]
-    assert "every rank asks for it" in seen[0][1][0]
+    assert "every rank requests " in seen[0][1][0]
     assert asked == {"big": 3}

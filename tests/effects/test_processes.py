@@ -45,7 +45,7 @@ def test_a_fork_is_refused_where_all_must_be_one_processs(tmp_path):
     (tmp_path / "script.py").write_text("import os\nif os.fork() == 0:\n    os._exit(0)\n")
     done = fork_cli("run", "-n", "2", "--strict", "script.py", cwd=tmp_path)
     assert done.rc
-    assert "script.py:2: os.fork: every rank does it for itself" in done.err
+    assert "script.py:2: os.fork: every rank does this" in done.err
 
 
 def said(run):

@@ -12,11 +12,11 @@ import uuid
 
 import pytest
 
-from autoddp.effects.outward import Fate, Outward
+from autoddp.effects.effect_feature import EffectFeature, Handling
 from autoddp.process.features import FEATURES
 from tests.effects.outward import on_ranks, raised
 
-OUTWARD = [feature for feature in FEATURES if issubclass(feature, Outward)]
+OUTWARD = [feature for feature in FEATURES if issubclass(feature, EffectFeature)]
 ROWS = [(feature, row) for feature in OUTWARD for row in feature.rows]
 
 
@@ -57,11 +57,12 @@ CALLS = {
     "signal:setitimer": timer,
     "tempfile:_RandomNameSequence.__next__": lambda: next(tempfile._get_candidate_names()),
 }
-EACH = {row.targets[0] for _, row in ROWS if row.fate is Fate.EACH}  # tested with their feature
+# tested with their feature
+EACH = {row.targets[0] for _, row in ROWS if row.handling is Handling.EACH}
 
 
 def begin(rank):
-    """Make the ranks unlike: rank 0 has a terminal, another name, and other lines to read."""
+    """Make the ranks differ: rank 0 has a terminal, another user name, and other input."""
     os.environ |= {"ME": str(rank), "LOGNAME": f"user{rank}"}
     read, write = os.pipe() if rank else os.openpty()[::-1]
     os.write(write, f"rank {rank}\n".encode())
@@ -75,8 +76,8 @@ def test_every_row_has_a_call():
 
 @pytest.mark.parametrize(
     ("feature", "target"),
-    [(feature, row.targets[0]) for feature, row in ROWS if row.fate is not Fate.EACH],
-    ids=[row.targets[0] for _, row in ROWS if row.fate is not Fate.EACH],
+    [(feature, row.targets[0]) for feature, row in ROWS if row.handling is not Handling.EACH],
+    ids=[row.targets[0] for _, row in ROWS if row.handling is not Handling.EACH],
 )
 def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
     def script(run):

@@ -67,8 +67,8 @@ def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
 
     (line, said), *others = on(script, 3)
     assert said == [
-        f"[autoddp] train.py:{line - 2}: 00 is written past Python's open: every rank does",
-        f"[autoddp] train.py:{line - 1}: b is written past Python's open: every rank does",
+        f"[autoddp] train.py:{line - 2}: every rank writes 00, as this bypasses Python's open",
+        f"[autoddp] train.py:{line - 1}: every rank writes b, as this bypasses Python's open",
     ]
     assert [said for _, said in others] == [[], []]
 
@@ -84,6 +84,6 @@ def test_with_strict_it_is_refused_before_it_is_done(on, tmp_path):
 
     _, (one, _) = on(script, strict=True)
     assert one[0] == "BadInput"
-    text = "out/model is written past Python's open: every rank does"
+    text = "every rank writes out/model, as this bypasses Python's open"
     assert one[1].endswith(text)
     assert (tmp_path / "work" / "out" / "model").read_text() == "as it was"
