@@ -92,7 +92,7 @@ BAD = {
         "--report is pkg, which is a folder; give a file in it",
     ),
     "no ranks": ("run -n 0 s.py", "--nproc is 0; a job has at least 1 rank on each node"),
-    "too many ranks": ("run -n 4000 s.py", "--nproc is 4000, but this machine has "),
+    "too many ranks": ("run -n 4000 s.py", "--nproc is 4000, but "),
     "many": ("run --nproc many s.py", "--nproc is 'many'; it takes a whole number"),
     "node": (
         "run --node-rank 5 --nnodes 2 s.py",
@@ -110,7 +110,7 @@ BAD = {
     "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
     "option": ("run --bogus s.py", "No such option: --bogus"),
     "command": ("walk s.py", "No such command 'walk'; see autoddp --help"),
-    "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be made"),
+    "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be written"),
 }
 
 

@@ -152,8 +152,8 @@ def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(pyt
     assert (done.code, done.out) == (1, "")
     said = done.err.splitlines()[-1]
     assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
-    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which takes the script", said)
-    assert said.endswith(", or make the call before that begins")
+    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which needs no fork here", said)
+    assert said.endswith(", or make the call before that happens")
 
 
 # ---- what one process sees
@@ -266,7 +266,7 @@ def test_a_rank_that_raises_alone_is_named_with_its_log(python):
     )
     assert done.code == 1
     assert (
-        "[autoddp] rank 2 raised an exception in main(), rank 0 did not; the end of its log"
+        "[autoddp] rank 2 raised an exception in main(), unlike rank 0; the end of its log"
         in done.err
     )
     assert done.err.endswith("ValueError: only me\n")
@@ -344,7 +344,7 @@ def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
     path.write_text(CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
     done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
     assert (done.rc, done.out) == (1, "")
-    assert "BadInput: @distributed starts ranks by itself, but another launcher has" in done.err
+    assert "BadInput: @distributed starts ranks itself, but another launcher has" in done.err
 
 
 # ---- options

@@ -108,7 +108,7 @@ def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
     two = execute(tmp_path / "two", *cells)
     *errors, begun = [cell.error for cell in two]
     assert errors == [""] * 4, two
-    assert begun.startswith("AutoDDPError: a sharded batch is read after the job")
+    assert begun.startswith("AutoDDPError: a sharded batch is read after the end of its job")
     assert [cell.out for cell in two[:4]] == [cell.out for cell in one[:4]]
     assert [cell.shown for cell in two] == [cell.shown for cell in one]
     assert [len(cell.ours) > 0 for cell in two] == [False, True, True, False, False]
@@ -135,7 +135,7 @@ def test_errors_in_a_cell_are_the_notebooks(tmp_path):
     errors = [cell.error for cell in done[1:]]
     assert errors[0] == "ZeroDivisionError: division by zero"
     assert errors[1].startswith(
-        "Disagreement: rank 1 raised an exception in In [3], rank 0 returned; the end of its log:"
+        "Disagreement: rank 1 raised an exception in In [3], but rank 0 returned; the end of its log"
     )
     assert (
         "open at In [3], line 3» where rank 0 is in «posix.listdir at In [3], line 5" in errors[1]

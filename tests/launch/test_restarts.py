@@ -98,7 +98,7 @@ def test_a_job_that_always_fails_ends_with_its_exit_code(job, tmp_path):
     (tmp_path / "job.py").write_text("import sys\nprint('again')\nsys.exit(3)")
     done = run("got", "autoddp", "run", "-n", "2", "--max-restarts", "2", path)
     assert (done.code, done.out) == (3, "again\n" * 3)
-    assert done.err.count("ended with exit code 3\n[autoddp] the job is run again") == 2
+    assert done.err.count("ended with exit code 3\n[autoddp] restarting the job") == 2
 
 
 def test_a_signal_is_no_failure(job, tmp_path):

@@ -104,7 +104,7 @@ def test_nothing_to_do(given):
         (
             SLURM | TORCHRUN,
             {},
-            "two launchers contradict each other: srun says SLURM_PROCID 3 of "
+            "two launchers contradict each other: srun set SLURM_PROCID 3 of "
             "SLURM_STEP_NUM_TASKS 5, and another one RANK 1, WORLD_SIZE 4",
         ),
         (POD | {"RANK": "2"}, {}, "RANK is 2 with WORLD_SIZE 2"),
