@@ -135,7 +135,7 @@ def test_errors_in_a_cell_are_the_notebooks(tmp_path):
     errors = [cell.error for cell in done[1:]]
     assert errors[0] == "ZeroDivisionError: division by zero"
     assert errors[1].startswith(
-        "Disagreement: rank 1 raised an exception in In [3], but rank 0 returned; the end of its log"
+        "Disagreement: rank 1 raised an exception in In [3], but rank 0 returned; the end of its"
     )
     assert (
         "open at In [3], line 3» where rank 0 is in «posix.listdir at In [3], line 5" in errors[1]

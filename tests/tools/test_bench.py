@@ -170,7 +170,7 @@ def test_a_script_without_a_loader(benched):
     assert shares["gradients"] > max(0.2, shares["gathering"]), (
         "rank 0 waits for rank 1 in DDP's buckets"
     )
-    assert any("local view is left out" in note for note in seen.data["notes"])
+    assert any("local view was not run" in note for note in seen.data["notes"])
 
 
 def test_a_row_that_fails_leaves_the_others(benched):
@@ -185,7 +185,7 @@ def test_a_row_that_fails_leaves_the_others(benched):
     ("text", "says"),
     [
         ("print(1)\nraise KeyError('x')\n", ("exit code 1 after 0 steps", "KeyError: 'x'")),
-        ("print(1)\n", ("train.py cannot be measured on one process (it takes 2 or more",)),
+        ("print(1)\n", ("train.py cannot be measured on one process (it must run 2 or more",)),
     ],
     ids=["fails", "no step"],
 )

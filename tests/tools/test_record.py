@@ -120,4 +120,4 @@ def test_recordings_are_summarised(three):
     assert rows[0]["speed-up"] == 1
     assert "how fast" in done.out
     done = fork_cli("bench", "--recordings", "two", "one", cwd=three)
-    assert "speed-up is relative to two, which is not of one process" in done.out
+    assert "speed-up is relative to two, which is not a run of one process" in done.out

@@ -243,8 +243,8 @@ def test_what_it_shows(right):
     assert "losses" in seen.out
     first, *runs = seen.err.splitlines()
     assert first == (
-        "[autoddp] each run has a copy of this folder; what the script writes elsewhere, it "
-        "writes for real"
+        "[autoddp] each run has a copy of this folder; files that the script writes elsewhere "
+        "are real"
     )
     assert runs[0].startswith("[autoddp] one process: ")
     assert len(runs) >= 4
@@ -354,7 +354,7 @@ def test_several_optimizers_closures_and_steps_that_are_skipped(tmp_path):
     ("options", "says"),
     [
         (["--steps", "0"], "--steps is 0"),
-        (["--json", "no/where.json"], "there is no folder no"),
+        (["--json", "no/where.json"], "the folder no does not exist"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
