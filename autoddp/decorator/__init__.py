@@ -116,7 +116,7 @@ def choose(options: dict[str, Any]) -> Options:
         raise BadInput(
             f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
-    from_environ = variables.given(DECORATOR, os.environ)
+    from_environ = variables.read(DECORATOR, os.environ)
     return Options(**{name: plain(name, x) for name, x in (options | from_environ).items()})
 
 

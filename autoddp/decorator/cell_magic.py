@@ -12,7 +12,7 @@ from autoddp.comm.place import HERE
 from autoddp.decorator import choose, run
 from autoddp.errors import BadInput
 from autoddp.options import Options, table
-from autoddp.options.given import read
+from autoddp.options.parsing import parse
 from autoddp.options.row import DECORATOR, flag
 from autoddp.process.script import strip
 from autoddp.report import users_frame
@@ -55,7 +55,7 @@ def options(line: str) -> Options:
                 continue
             value = value if equals else next(words)
             several = str(field.type).startswith("tuple")
-            new = read(field, [value] if several else value)
+            new = parse(field, [value] if several else value)
             values |= {field.name: values.get(field.name, ()) + new[field.name]} if several else new
     except (KeyError, StopIteration, ValueError) as error:
         what = "a value is missing" if isinstance(error, StopIteration) else f"no option {error}"

@@ -20,7 +20,7 @@ from autoddp.comm import accelerator
 from autoddp.decorator import notebook
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.options.given import as_typed
+from autoddp.options.parsing import to_arguments
 from autoddp.options.row import DECORATOR
 
 HARD = 2  # omp_pause_hard
@@ -116,5 +116,5 @@ def command(ranks: int, options: Options) -> str:
         named = ["-m", spec.name.removesuffix(".__main__")]
     else:
         named = sys.argv[:1] if os.path.isfile(sys.argv[0]) else [getattr(main, "__file__", "-")]
-    given = as_typed(replace(options, nproc=ranks), DECORATOR)
+    given = to_arguments(replace(options, nproc=ranks), DECORATOR)
     return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])

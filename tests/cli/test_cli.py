@@ -73,7 +73,7 @@ def test_every_option_arrives(asked):
 
 
 BAD = {
-    "no script": ("run", "no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
+    "no script": ("run", "no script given; usage: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
     "no such script": ("run none.py", "no script at none.py (in "),
     "python": ("run python s.py", "check the path, leave out python before it"),
     "a directory": ("run .", "no script at . (in "),
@@ -96,7 +96,7 @@ BAD = {
     "many": ("run --nproc many s.py", "--nproc is 'many'; it takes a whole number"),
     "node": (
         "run --node-rank 5 --nnodes 2 s.py",
-        "--node-rank is 5 with --nnodes 2; it goes from 0 to 1",
+        "--node-rank is 5 with --nnodes 2; use 0 to 1",
     ),
     "no master": (
         "run --nnodes 2 s.py",

@@ -41,7 +41,7 @@ def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
     setenv("AUTODDP_OPTIONS_OF_MINE", "60")
     asked("s.py")
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.endswith("is set, but there is no such option; is AUTODDP_HANG_TIMEOUT meant?")
+    assert line.endswith("is set, but there is no such option; did you mean AUTODDP_HANG_TIMEOUT?")
 
 
 PARSES = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); p.parse_args()"
@@ -70,7 +70,7 @@ def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_p
 
 def test_a_command_that_is_left_out_is_hinted_at(capfd):
     assert cli.command(["train.py", "--lr", "3"]) == 2
-    said = "train.py is no command of autoddp; to run it: autoddp run train.py"
+    said = "train.py is not a command of autoddp; to run it: autoddp run train.py"
     assert said in capfd.readouterr().err
 
 

@@ -359,7 +359,8 @@ def test_the_typed_keywords_are_the_tables():
     }  # turned into text
     assert kinds.pop("disable") == str | Iterable[str]
     of = {name: kind for name, kind in get_type_hints(Options).items() if name in NAMES}
-    of |= {name: Literal[row.words] for name, row in ROWS.items() if row.words and name in NAMES}
+    choices = {name: row.choices for name, row in ROWS.items() if row.choices and name in NAMES}
+    of |= {name: Literal[words] for name, words in choices.items()}
     assert kinds == {n: of[n] | more[n] if n in more else of[n] for n in NAMES if n != "disable"}
 
 

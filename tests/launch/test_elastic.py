@@ -116,7 +116,7 @@ def test_under_torchrun_a_node_comes_and_goes(tmp_path, warm):
     [
         (
             "1:2",
-            "--nnodes is 1:2, but nodes that come and go are torchrun's; run on each node "
+            "--nnodes is 1:2, but nodes that come and go need torchrun; run on each node "
             f"{APART}=1 torchrun --nnodes 1:2 --nproc-per-node RANKS --rdzv-backend c10d "
             "--rdzv-endpoint HOST:PORT -m autoddp run SCRIPT",
         ),
