@@ -15,7 +15,7 @@ from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
 from autoddp.effects.engine import Mode
 from autoddp.effects.pipes import shared
 from autoddp.patching import Call, patch
-from autoddp.report.begun import Begun
+from autoddp.report.begun import OpenLine
 
 STANDARD = (0, 1, 2)
 PROMPTS = ("builtins:input", "getpass:getpass")
@@ -42,7 +42,7 @@ class Console(EffectFeature):
         super().setup(undo)
         report = self.run.report
         if report.speaks:
-            report.begun = Begun(report.release_between, report.flag)
+            report.begun = OpenLine(report.release_between, report.flag)
             for stream in (sys.stdout, sys.stderr):
                 report.begun.watch(stream, undo)
         self.answers: dict[tuple[str, int], Outcome] = {}

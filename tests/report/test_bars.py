@@ -13,9 +13,9 @@ BEGIN = """
 import sys
 from contextlib import ExitStack
 from autoddp.report import Report
-from autoddp.report.begun import Begun
+from autoddp.report.begun import OpenLine
 report = Report(speaks=True)
-report.begun = Begun(report.release_between)
+report.begun = OpenLine(report.release_between)
 for stream in (sys.stdout, sys.stderr):
     report.begun.watch(stream, ExitStack())
 """
