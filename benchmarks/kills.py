@@ -51,13 +51,13 @@ def started(mark: str) -> list[int]:
     return sorted(found)
 
 
-def kill_one(script: Path, mark: str, options: argparse.Namespace) -> tuple[str, float, list[int]]:
+def kill_one(script: Path, mark: str, args: argparse.Namespace) -> tuple[str, float, list[int]]:
     """Start a job and kill one of its processes.
 
     Returns:
         Whom it was; the seconds until the others had ended; those that had not.
     """
-    command = [sys.executable, "-m", "autoddp", "run", "-q", "-n", str(options.nproc), str(script)]
+    command = [sys.executable, "-m", "autoddp", "run", "-q", "-n", str(args.nproc), str(script)]
     job = subprocess.Popen(
         command, env=environ({MARK: mark}), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -68,10 +68,10 @@ def kill_one(script: Path, mark: str, options: argparse.Namespace) -> tuple[str,
         if time.monotonic() > until:
             break
     there = started(mark)
-    victim = there[int(mark) % min(len(there), 1 + options.nproc)]
+    victim = there[int(mark) % min(len(there), 1 + args.nproc)]
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
-    while (left := started(mark)) and time.monotonic() - began < options.limit:
+    while (left := started(mark)) and time.monotonic() - began < args.limit:
         job.poll()
         time.sleep(0.05)
     took = time.monotonic() - began
@@ -87,20 +87,20 @@ def main() -> int:
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    random.seed(options.seed)
+    args = parser.parse_args()
+    random.seed(args.seed)
     shared, seconds, survivors = set(os.listdir("/dev/shm")), [], 0
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT)
-        for number in range(options.kills):
-            whom, took, left = kill_one(script, str(number), options)
+        for number in range(args.kills):
+            whom, took, left = kill_one(script, str(number), args)
             seconds.append(took)
             survivors += len(left)
             print(f"{number + 1:4d}  {whom:8s}  {took:5.1f} s  {len(left)} left", flush=True)
     kept = set(os.listdir("/dev/shm")) - shared
     print(
-        f"{options.kills} kills: others ended after {statistics.median(seconds):.1f} s, at most "
+        f"{args.kills} kills: others ended after {statistics.median(seconds):.1f} s, at most "
         f"{max(seconds):.1f} s; {survivors} processes left; {len(kept)} entries left in /dev/shm"
     )
     return int(bool(survivors or kept))

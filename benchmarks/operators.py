@@ -338,23 +338,23 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--sessions", type=int, default=4)
-    given = parser.parse_args()
+    args = parser.parse_args()
 
     def wanted(name: str) -> bool:
-        return not given.names or any(part.lower() in name.lower() for part in given.names)
+        return not args.names or any(part.lower() in name.lower() for part in args.names)
 
-    bare = of_bare_function(given.rounds)
+    bare = of_bare_function(args.rounds)
     print(f"A bare `__torch_function__` takes {bare * 1e6:.2f} us here.", flush=True)
     functions = [name for name in Functions().by_name if wanted(name)]
     if functions:
-        found = run_ranks(of_functions, given.ranks, functions, given.rounds)[0]
+        found = run_ranks(of_functions, args.ranks, functions, args.rounds)[0]
         show_functions(found, bare)
     forwards = [name for name in FORWARDS_BY_NAME if wanted(name)]
     if forwards:
         print("\n| forward | functions | plain ms | sharded ms | extra ms | us a function |")
         print("|---|---|---|---|---|---|", flush=True)
     for name in forwards:
-        answers = run_ranks(of_forward, given.ranks, name, given.sessions, timeout=600)
+        answers = run_ranks(of_forward, args.ranks, name, args.sessions, timeout=600)
         show_forward(name, answers[0])
 
 

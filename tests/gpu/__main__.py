@@ -29,21 +29,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=["right", "fast"])
     parser.add_argument("--tiny", action="store_true")
-    told = parser.parse_args()
+    args = parser.parse_args()
     machine = Machine.here()
-    if not machine.gpus and not told.tiny:
+    if not machine.gpus and not args.tiny:
         print("no GPU here; --tiny tries the command itself on the CPU", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        results = [] if told.only == "fast" else checks.all_of(machine, told.tiny, place, _say)
+        results = [] if args.only == "fast" else checks.all_of(machine, args.tiny, place, _say)
         rows = (
             []
-            if told.only == "right"
-            else speed.all_of(machine, told.tiny, told.rounds, place, _say)
+            if args.only == "right"
+            else speed.all_of(machine, args.tiny, args.rounds, place, _say)
         )
-    told.out.write_text(page(machine, results, rows, _version(), told.tiny))
-    print(f"written: {told.out}")
+    args.out.write_text(page(machine, results, rows, _version(), args.tiny))
+    print(f"written: {args.out}")
     failed = any(result.state == "failed" for result in results) or any(row.failed for row in rows)
     return int(failed)
 
