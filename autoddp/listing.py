@@ -42,9 +42,9 @@ def env() -> int:
     of_python = tested.words("Python", platform.python_version(), tested.PYTHON)
     print(f"tested with: {of_torch}; {of_python}")
     print(f"cores: {len(os.sched_getaffinity(0))}")
-    found = devices.there(os.environ)
-    names = f" ({devices.variable(found.kind, os.environ)} {','.join(found.names)})"
-    print(f"GPUs: {len(found.names)}" + (names if found.names else ""))
+    devices_found = devices.there(os.environ)
+    names = f" ({devices.variable(devices_found.kind, os.environ)} {','.join(devices_found.names)})"
+    print(f"GPUs: {len(devices_found.names)}" + (names if devices_found.names else ""))
 
     import torch
     import torch.distributed as dist
@@ -53,7 +53,7 @@ def env() -> int:
     backends = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available(),
-        found.backend: True,
+        devices_found.backend: True,
     }
     print(f"backends: {', '.join(b for b, known in backends.items() if b and known) or 'none'}")
     job = [f"{name}={os.environ[name]}" for name in ADDED if name in os.environ]

@@ -33,7 +33,7 @@ def run(
     Each option has an environment variable: AUTODDP_HANG_TIMEOUT=60 is --hang-timeout 60, and
     AUTODDP_QUIET=1 is --quiet. Options take precedence over variables.
     """
-    options, what = Options(**shared), script()
+    options, target = Options(**shared), script()
 
     def action() -> int:
         from autoddp import launch
@@ -41,10 +41,10 @@ def run(
         if options.record is not None:
             from autoddp.tools.record.script import recorded
 
-            code = launch.run(recorded(what, options, options.record), options)
+            code = launch.run(recorded(target, options, options.record), options)
         else:
-            code = launch.run(what, options)
-        hint = hints.misplaced_option(what.name, what.args)
+            code = launch.run(target, options)
+        hint = hints.misplaced_option(target.name, target.args)
         # a script that does not parse its arguments has run on one rank, without an error
         ignored = options.nproc is None and hint.startswith("--nproc ")
         if hint and (code == hints.USAGE_ERROR or ignored):
@@ -83,10 +83,10 @@ def verify(
     from autoddp.tools.verify.verdict import VerifyOptions
 
     options = Options(nproc=integer("--nproc", nproc), **shared)
-    what = script()
+    target = script()
     last = None if steps is None else integer("--steps", steps)
-    wanted = VerifyOptions(steps=last, float64=float64, json=json)
-    return lambda: verification.run(what, options, wanted)
+    tool_options = VerifyOptions(steps=last, float64=float64, json=json)
+    return lambda: verification.run(target, options, tool_options)
 
 
 @command_of(BENCH)
@@ -128,8 +128,8 @@ def bench(
     if recordings:
         check_no_run(shared, nproc=nproc, steps=steps, rounds=rounds != "3")
     options = Options(**shared)
-    what = script()
-    wanted = benchmark.BenchOptions(
+    target = script()
+    tool_options = benchmark.BenchOptions(
         nproc=tuple(integer("--nproc", number) for number in split(nproc)),
         steps=None if steps is None else integer("--steps", steps),
         rounds=integer("--rounds", rounds),
@@ -137,9 +137,9 @@ def bench(
         plot=plot,
     )
     if recordings:
-        folders = (what.name, *what.args)
-        return lambda: benchmark.summarise(folders, wanted, options.quiet)
-    return lambda: benchmark.run(what, options, wanted)
+        folders = (target.name, *target.args)
+        return lambda: benchmark.summarise(folders, tool_options, options.quiet)
+    return lambda: benchmark.run(target, options, tool_options)
 
 
 @app.command(epilog=examples("patches"))

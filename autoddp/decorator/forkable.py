@@ -113,8 +113,8 @@ def command(ranks: int, options: Options) -> str:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name != "__main__":
-        named = ["-m", spec.name.removesuffix(".__main__")]
+        script = ["-m", spec.name.removesuffix(".__main__")]
     else:
-        named = sys.argv[:1] if os.path.isfile(sys.argv[0]) else [getattr(main, "__file__", "-")]
-    given = to_arguments(replace(options, nproc=ranks), DECORATOR)
-    return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])
+        script = sys.argv[:1] if os.path.isfile(sys.argv[0]) else [getattr(main, "__file__", "-")]
+    arguments = to_arguments(replace(options, nproc=ranks), DECORATOR)
+    return shlex.join(["autoddp", "run", *arguments, *script, *sys.argv[1:]])

@@ -77,9 +77,9 @@ class Children(EffectFeature):
 
     @patch(
         *("os:wait", "os:waitpid", "multiprocessing.process:BaseProcess.join"),
-        *(f"multiprocessing.pool:{of}" for of in ("Pool.join", "Pool.terminate")),
-        *(f"multiprocessing.pool:ApplyResult.{of}" for of in ("get", "wait")),
-        *(f"multiprocessing.pool:IMapIterator.{of}" for of in ("next", "__next__")),
+        *(f"multiprocessing.pool:{name}" for name in ("Pool.join", "Pool.terminate")),
+        *(f"multiprocessing.pool:ApplyResult.{name}" for name in ("get", "wait")),
+        *(f"multiprocessing.pool:IMapIterator.{name}" for name in ("next", "__next__")),
         *("concurrent.futures:Future.result", "joblib.parallel:Parallel.__call__"),
         "concurrent.futures.process:ProcessPoolExecutor.shutdown",
         optional=True,

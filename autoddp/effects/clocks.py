@@ -17,7 +17,7 @@ from autoddp.patching import patch, stands_for
 WHY = "the script may decide by the time, so all ranks get rank 0's"
 NAMES = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 CLOCKS = (*(f"time:{name}{unit}" for name in NAMES for unit in ("", "_ns")), "timeit:default_timer")
-CONVERTERS = tuple(f"time:{of}" for of in ("localtime", "gmtime", "ctime", "asctime", "strftime"))
+CONVERTERS = tuple(f"time:{f}" for f in ("localtime", "gmtime", "ctime", "asctime", "strftime"))
 
 
 class Clocks(EffectFeature):

@@ -23,7 +23,7 @@ MODELS = (
     "torchvision.models._api:load_state_dict_from_url",
 )
 MAKERS = (  # functions that only make files of a data set
-    *(f"torchvision.datasets.utils:{of}" for of in ("download_url", "extract_archive")),
+    *(f"torchvision.datasets.utils:{function}" for function in ("download_url", "extract_archive")),
     "torchvision.datasets.utils:download_and_extract_archive",
     "torchvision.datasets.utils:download_file_from_google_drive",
 )

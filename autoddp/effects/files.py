@@ -61,10 +61,10 @@ class Files(EffectFeature):
             call = Call(original, (file, mode, *args), kwargs)
             if not writes:
                 return self._read(call)
-            what = effects.touch(file)
-            if what is Mode.PASS_THROUGH or call.named.get("opener") is not None:
+            sync = effects.touch(file)
+            if sync is Mode.PASS_THROUGH or call.named.get("opener") is not None:
                 return original(file, mode, *args, **kwargs)  # the opener calls `os.open`
-            return open_file(effects, what, call)
+            return open_file(effects, sync, call)
 
         return open
 
@@ -86,10 +86,10 @@ class Files(EffectFeature):
             if not writes:
                 at = self.effects.where(path, not flags & os.O_NOFOLLOW)
                 return int(named(lambda: original(at, flags, mode), path))
-            what, letters = self.effects.touch(path), _letters(flags)
-            if what is Mode.PASS_THROUGH:
+            sync, letters = self.effects.touch(path), _letters(flags)
+            if sync is Mode.PASS_THROUGH:
                 return plain()
-            opened, _ = open_once(self.effects, "os.open", what, path, letters, plain, private)
+            opened, _ = open_once(self.effects, "os.open", sync, path, letters, plain, private)
             return int(opened)
 
         return open

@@ -37,18 +37,18 @@ class Holders(EffectFeature):
         name: Callable[[str], str] = str
         if call.kwargs.get("uri") and path.startswith("file:"):  # SQLite's
             path, query, name = _parts(path)
-        what = self.effects.touch(path)
-        if path in ("", ":memory:") or "mode=memory" in query or what is Mode.PASS_THROUGH:
+        mode = self.effects.touch(path)
+        if path in ("", ":memory:") or "mode=memory" in query or mode is Mode.PASS_THROUGH:
             with self.context.internal():  # not a write to report
                 return call.plain()
         letters = set(writing.mode.replace("w-", "x")) - {"r"}  # "w-" is h5py's
         reads = letters.isdisjoint("wax+")
-        if what is Mode.SYNCED and not reads:
+        if mode is Mode.SYNCED and not reads:
             self._drop(path, writing.site)
         if reads or "mode=ro" in query:
-            where = self.effects.where(path)
+            at = self.effects.where(path)
             with self.context.internal():
-                return writing.to(name(where)) if self.rank else call.plain()
+                return writing.to(name(at)) if self.rank else call.plain()
 
         def open_copy(at: str) -> Any:
             for suffix in COMPANIONS:
@@ -58,8 +58,8 @@ class Holders(EffectFeature):
                         paths.copy(original, at + suffix)
             return writing.to(name(at))
 
-        file, _ = open_once(self.effects, writing.site, what, path, letters, call.plain, open_copy)
-        if self.rank and what is Mode.SYNCED:
+        file, _ = open_once(self.effects, writing.site, mode, path, letters, call.plain, open_copy)
+        if self.rank and mode is Mode.SYNCED:
             with self.context.internal():  # drop copies of files that rank 0 has closed
                 self.effects.overlay.refresh()
         return file

@@ -197,9 +197,9 @@ class Overlay:
         """Delete private files that exist on the disk now, too, except those that are open here."""
         if self.idle():
             return
-        held = paths.still_open()
+        still_open = paths.still_open()
         for name in paths.below(self._upper("")):
-            if (at := self._upper(name)) not in held and paths.seen(name, follow=False):
+            if (at := self._upper(name)) not in still_open and paths.seen(name, follow=False):
                 paths.remove(at)
 
     # ---- by full names

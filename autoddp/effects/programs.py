@@ -160,8 +160,8 @@ class Programs(EffectFeature):
             return not (within(OWN) or by_tracker())
         if self._ends():
             return True
-        apart = reads_back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
-        if apart and users_call(2, (subprocess.__file__,)):
+        on_each_rank = reads_back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
+        if on_each_rank and users_call(2, (subprocess.__file__,)):
             what = f"subprocess.Popen: {READ_BACK if reads_back else APART}"
             self.run.report.doubt("programs", users_line(), what)
         return False

@@ -65,10 +65,10 @@ class Signals(EffectFeature):
         if number in self.handlers and self._can_sync():  # handle earlier signals first
             self.effects.ask_rank0(f"signals ({number})", lambda: None)
         previous = call.wrapped(number, self._received if shared else handler)
-        known = self.handlers.pop(number, previous)
+        current = self.handlers.pop(number, previous)
         if shared:
             self.handlers[number] = handler
-        return known
+        return current
 
     @patch("signal:getsignal", why="the script gets the handler that it has set")
     def handled(self, call: Call) -> Any:
@@ -141,8 +141,8 @@ class Signals(EffectFeature):
 
 def _is_shared(number: Any, handler: Any) -> bool:
     """Return whether a handler is a Python function, for a signal to the whole job."""
-    plain = isinstance(handler, signal.Handlers) or not callable(handler)
-    return not plain and number not in OWN
+    ignored = isinstance(handler, signal.Handlers) or not callable(handler)
+    return not ignored and number not in OWN
 
 
 def _is_child(number: Any) -> bool:

@@ -85,7 +85,7 @@ class Trackers(EffectFeature):
         return property(step)
 
     @patch(
-        *(f"{NOOP}:NoopRun.{of}" for of in ("watch", "unwatch", "_log")),
+        *(f"{NOOP}:NoopRun.{method}" for method in ("watch", "unwatch", "_log")),
         why="gradients are read on all ranks, or on none; only rank 0 logs them",
         optional=True,
     )

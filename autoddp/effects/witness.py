@@ -49,14 +49,14 @@ class Witness(EffectFeature):
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
         """Record a write by the script's thread outside of effects and fetches."""
         reads = event == "open" and not (isinstance(args[2], int) and args[2] & WRITES)
-        named = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
-        if reads or not named or self.effects.mode() is not Mode.SYNCED:
+        has_path = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
+        if reads or not has_path or self.effects.mode() is not Mode.SYNCED:
             return
         with self.context.internal():
             file, where = caller(), users_line()
-            known = is_users(file) or any(part in file for part in INSTALLED)
+            reportable = is_users(file) or any(part in file for part in INSTALLED)
             path = paths.text(args[0]).removeprefix(paths.here() + "/")
-            if not known or not where or where in self._seen or self.effects.keeps(path):
+            if not reportable or not where or where in self._seen or self.effects.keeps(path):
                 return
             what = self._seen[where] = f"every rank writes {path}, as this bypasses Python's open"
             if self.rank:

@@ -23,8 +23,8 @@ class WriteCall:
         self._call, self.row = call, row
         self.site = row.target.replace(":", ".").replace(".__init__", "").replace(".__new__", "")
         self._named = {**call.kwargs, **call.named}
-        named = row.argument in call.named
-        if row.position is not None and not named and len(call.args) > row.position:
+        bound = row.argument in call.named
+        if row.position is not None and not bound and len(call.args) > row.position:
             self._named[row.argument] = call.args[row.position]
         value = self._named.get(row.argument)
         self._bytes = isinstance(value, bytes)

@@ -50,8 +50,8 @@ def run(script: Script, options: Options) -> int:
     if own.kind is own_ddp.Kind.ONCE:
         return alone(script, options, own_ddp.once(script.name, own.line))
     ready = prepare(options)
-    one = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
-    if one and own.kind is own_ddp.Kind.VIEW:
+    single = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
+    if single and own.kind is own_ddp.Kind.VIEW:
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
 
@@ -175,8 +175,8 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     job = Job(script, options, devices_found, own, logs, JobFolder(), random.getstate())
     signals = LauncherSignals(options.nproc, options.grace)
     if options.nnodes > 1:
-        where = f"{options.master_addr}:{options.master_port}"
-        say(options, f"waiting for {options.nnodes} nodes at {where}")
+        address = f"{options.master_addr}:{options.master_port}"
+        say(options, f"waiting for {options.nnodes} nodes at {address}")
     failure, keep_logs = agent.start(job, signals), False
     # rank 0 of this node prints its exception itself
     silent = failure is not None and (failure.rank or failure.killed or failure.where)

@@ -132,8 +132,8 @@ class NodeAgent(LocalElasticAgent):
             self._report(Failure(rank, one.local_rank, one.exitcode))
         # ranks that end by `os._exit(0)` give torch no return value
         ranks = range(self.signals.ranks)
-        early = codes and all(n in codes or self.signals.code_of(n) == 0 for n in ranks)
-        if early and result.state == WorkerState.HEALTHY:
+        succeeded = codes and all(n in codes or self.signals.code_of(n) == 0 for n in ranks)
+        if succeeded and result.state == WorkerState.HEALTHY:
             self._shutdown()
             ended = {worker.global_rank: None for worker in worker_group.workers}
             return RunResult(WorkerState.SUCCEEDED, ended)

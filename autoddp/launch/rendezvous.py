@@ -59,8 +59,8 @@ class FixedNodes(RendezvousHandler):
             self.host, self.port = HOST, self._store.port
         elif self._store is None:
             self._store = self._rendezvous()
-        where = RendezvousStoreInfo(self.host, self.port)
-        return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, where)
+        info = RendezvousStoreInfo(self.host, self.port)
+        return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, info)
 
     def _rendezvous(self) -> TCPStore:
         timeout, event = Timeout(JOIN.total_seconds(), self.say), "node 0 to answer"

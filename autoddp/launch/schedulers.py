@@ -39,7 +39,7 @@ class SchedulerTask:
     """
 
     by: str
-    given: str
+    settings: str
     rank: int
     size: int
     local_rank: int
@@ -77,7 +77,7 @@ def resolve(environ: MutableMapping[str, str], options: Options) -> Options:
         sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
         raise BadInput(
             f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node "
-            f"({task.given}); leave --nproc out, or have {task.by} start one process on each node"
+            f"({task.settings}); remove --nproc, or let {task.by} start one process on each node"
         )
     ranks = task.rank, task.size, task.local_rank, task.local_size
     environ.update(World(*ranks, task.node, task.address, task.port).variables(task.nodes))
@@ -92,7 +92,7 @@ def find(environ: Mapping[str, str]) -> SchedulerTask | None:
     mpi, slurm = _mpi(environ), _slurm(environ)
     if mpi is not None and slurm is not None and mpi.nodes < slurm.size != mpi.size:
         raise BadInput(
-            f"{slurm.by} set {slurm.given}, {mpi.by} set {mpi.given}: one job was started "
+            f"{slurm.by} set {slurm.settings}, {mpi.by} set {mpi.settings}: one job was started "
             f"inside another; start the ranks by one of them"
         )
     return mpi or slurm or _pod(environ)
@@ -105,7 +105,7 @@ def _node(task: SchedulerTask, options: Options) -> Options:
         rank = "" if options.node_rank is None else f" and --node-rank {options.node_rank}"
         raise BadInput(
             f"--nnodes is {options.nnodes}{rank}, but {task.by} set "
-            f"{task.given} on node {task.node} of {task.nodes}; leave both out"
+            f"{task.settings} on node {task.node} of {task.nodes}; leave both out"
         )
     return replace(
         options,
@@ -128,7 +128,7 @@ def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> Non
     if nodes == str(task.size) and world.node_rank == task.rank:
         return
     raise BadInput(
-        f"two launchers contradict each other: {task.by} set {task.given}, and another one RANK "
+        f"two launchers contradict each other: {task.by} set {task.settings}, and another one RANK "
         f"{world.rank}, WORLD_SIZE {world.world_size}, LOCAL_RANK {world.local_rank}; "
         "start the ranks by one of them"
     )
@@ -158,10 +158,10 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
-    given = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
+    settings = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
     address, port = host or LOOPBACK, _port(environ, 16 * job + step)
     return SchedulerTask(
-        "srun", given, rank, size, local_rank, local_sizes, node, nodes, address, port
+        "srun", settings, rank, size, local_rank, local_sizes, node, nodes, address, port
     )
 
 
@@ -198,13 +198,13 @@ def resolved(name: str) -> str:
         command, answer = ["scontrol", "-o", "show", "node", name], ""
         with suppress(OSError, subprocess.TimeoutExpired):  # scontrol may be missing
             answer = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
-        found = re.search(r"\bNodeAddr=(\S+)", answer)
-        if found is None:
+        address = re.search(r"\bNodeAddr=(\S+)", answer)
+        if address is None:
             raise BadInput(
                 f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
                 "set MASTER_ADDR to an address that every node can reach"
             ) from None
-        return found[1]
+        return address[1]
     return name
 
 
@@ -218,7 +218,7 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     rank, size, local_rank, local_size = (
         _number(environ, f"OMPI_COMM_WORLD_{name}") for name in names
     )
-    given = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
+    settings = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
     if local_size == size:
         node, nodes = 0, 1
     else:
@@ -227,13 +227,13 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     address = environ.get("MASTER_ADDR") or (LOOPBACK if nodes == 1 else _head(environ))
     if address is None or not (0 <= node < nodes):
         raise BadInput(
-            f"mpirun set {given} on {nodes} nodes, but not the node of rank 0; "
+            f"mpirun set {settings} on {nodes} nodes, but not the node of rank 0; "
             "add -x MASTER_ADDR=<rank 0's node> to its command line"
         )
     job = re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", ""))
     port = _port(environ, int(job or 0))
     return SchedulerTask(
-        "mpirun", given, rank, size, local_rank, (local_size,), node, nodes, address, port
+        "mpirun", settings, rank, size, local_rank, (local_size,), node, nodes, address, port
     )
 
 
@@ -263,10 +263,10 @@ def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
     )
     if not 0 <= rank < size:
         raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
-    given = f"RANK {rank} of WORLD_SIZE {size}"
+    settings = f"RANK {rank} of WORLD_SIZE {size}"
     port = _port(environ, 0)
     return SchedulerTask(
-        CLUSTER, given, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
+        CLUSTER, settings, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
     )
 
 

@@ -139,8 +139,8 @@ class Report:
             vars(each) | {"line": line[0] if (line := LINE.search(each.where)) else None}
             for each in self.decisions.values()
         ]
-        known = {"times": self.times, "shared": self.shared, "gathered": self.gathered}
-        return json.dumps({"version": VERSION} | about | known | {"decisions": decisions}, indent=2)
+        sums = {"times": self.times, "shared": self.shared, "gathered": self.gathered}
+        return json.dumps({"version": VERSION} | about | sums | {"decisions": decisions}, indent=2)
 
 
 class _Users(dict[str, bool]):

@@ -21,11 +21,11 @@ def look() -> None:
     """Find the current folder of temporary files, which writes a file there."""
     if tuple(named()) in _found:
         return
-    known = tempfile.tempdir
+    cached = tempfile.tempdir
     try:
         _found[tuple(named())] = tempfile.gettempdir()
     finally:
-        tempfile.tempdir = known
+        tempfile.tempdir = cached
 
 
 look()

@@ -99,10 +99,10 @@ class Runner:
             shutil.rmtree(used, ignore_errors=True)
         self.say(f"{name}: {seconds:.1f} s")
         # read as bytes, as carriage returns end lines in text mode
-        texts = [(results / of).read_bytes().decode(errors="replace") for of in ("out", "err")]
+        texts = [(results / std).read_bytes().decode(errors="replace") for std in ("out", "err")]
         out, err = (text.replace(str(top), "") for text in texts)  # the original paths
-        known = {"out": out, "err": err, "folder": results / "folder"}
-        recording = read(records, name, code=code, seconds=seconds, **known)
+        extra = {"out": out, "err": err, "folder": results / "folder"}
+        recording = read(records, name, code=code, seconds=seconds, **extra)
         if not self.numbers:
             shutil.rmtree(results, ignore_errors=True)
         return recording

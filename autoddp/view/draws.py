@@ -155,14 +155,14 @@ def own_stream(view: View, device: torch.device) -> Iterator[None]:
     """Draw from this rank's own stream inside the context, and restore the script's generator."""
     if view.tracing:
         raise NotImplementedError("each rank draws its own rows")
-    place = accelerator.at(device)
-    script_state, own_state = accelerator.state(place), view.streams.get(place)
+    target = accelerator.at(device)
+    script_state, own_state = accelerator.state(target), view.streams.get(target)
     if own_state is None:
         seed = torch.initial_seed() + 7919 * (view.group.rank + 1)
-        own_state = torch.Generator(place).manual_seed(seed).get_state()
-    accelerator.set_state(place, own_state)
+        own_state = torch.Generator(target).manual_seed(seed).get_state()
+    accelerator.set_state(target, own_state)
     try:
         yield
     finally:
-        view.streams[place] = accelerator.state(place)
-        accelerator.set_state(place, script_state)
+        view.streams[target] = accelerator.state(target)
+        accelerator.set_state(target, script_state)

@@ -48,7 +48,7 @@ class BenchOptions(ToolOptions):
             plots.check(self.plot)
 
 
-def run(script: Script, options: Options, wanted: BenchOptions) -> int:
+def run(script: Script, options: Options, tool_options: BenchOptions) -> int:
     """Measure the script; return 0, 1 if a row failed, or 2 if one process cannot run it.
 
     Each round runs all rows once, so that other load on the machine affects all of them. One
@@ -57,13 +57,13 @@ def run(script: Script, options: Options, wanted: BenchOptions) -> int:
     Raises:
         BadInput: The options are wrong, and nothing was started; or the disk is full.
     """
-    runs.check(script, replace(options, nproc=max(wanted.nproc, default=None)), "bench")
-    plain, *others = rows_of(options, wanted.nproc, devices.there(os.environ))
+    runs.check(script, replace(options, nproc=max(tool_options.nproc, default=None)), "bench")
+    plain, *others = rows_of(options, tool_options.nproc, devices.there(os.environ))
     notes = []
     with Runner.of(script, False, options.quiet) as runner:
-        for number in range(1, wanted.rounds + 1):
-            name = f"round {number} of {wanted.rounds}"
-            first = measure(runner, plain, name, wanted.steps)
+        for number in range(1, tool_options.rounds + 1):
+            name = f"round {number} of {tool_options.rounds}"
+            first = measure(runner, plain, name, tool_options.steps)
             if plain.failed:
                 why = f"{script.name} cannot be measured on one process ({REQUIRED}):"
                 print(f"{PREFIX} {why}", *plain.failed, sep="\n", file=sys.stderr)
@@ -71,8 +71,8 @@ def run(script: Script, options: Options, wanted: BenchOptions) -> int:
             if not any(step[LOADING] for step in first.steps[0]):
                 others, notes = [row for row in others if row.label != LOCAL], [NO_LOADER]
             for row in (row for row in others if not row.failed):
-                measure(runner, row, name, wanted.steps)
-    return finish(script.name, [plain, *others], notes, wanted, options.quiet)
+                measure(runner, row, name, tool_options.steps)
+    return finish(script.name, [plain, *others], notes, tool_options, options.quiet)
 
 
 def measure(runner: Runner, row: Row, name: str, steps: int | None) -> Recording:
@@ -88,7 +88,7 @@ def measure(runner: Runner, row: Row, name: str, steps: int | None) -> Recording
     return run
 
 
-def summarise(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
+def summarise(folders: Sequence[str], tool_options: BenchOptions, quiet: bool) -> int:
     """Show how fast the recorded runs were, relative to the first.
 
     Raises:
@@ -105,18 +105,18 @@ def summarise(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
         script = run.about["script"]
     if rows[0].ranks > 1:
         notes.append(f"speed-up is relative to {rows[0].label}, which is not a run of one process")
-    return finish(script, rows, notes, replace(wanted, rounds=1), quiet)
+    return finish(script, rows, notes, replace(tool_options, rounds=1), quiet)
 
 
 def finish(
-    script: str, rows: Sequence[Row], notes: Sequence[str], wanted: BenchOptions, quiet: bool
+    script: str, rows: Sequence[Row], notes: Sequence[str], bench: BenchOptions, quiet: bool
 ) -> int:
     """Print tables, failed rows and notes, write plot and JSON; return 1 if a row failed."""
     plain, measured = rows[0], [row for row in rows if row.rounds]
     first = plain.rounds[0]
     notes = [
         *notes,
-        f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); "
+        f"medians over {bench.rounds} round{'s' * (bench.rounds > 1)} (± is half their range); "
         f"seconds are of the whole run; no other figure includes the first {first['warm-up']} of "
         f"{first['steps']} steps; an evaluation is part of the step that follows it",
     ]
@@ -127,11 +127,11 @@ def finish(
         for row in (row for row in rows if row.failed):
             print(f"{PREFIX} {row.title} failed:", *row.failed, sep="\n")
         print(*(f"{PREFIX} {note}" for note in notes), sep="\n")
-    if wanted.plot is not None:
+    if bench.plot is not None:
         points = [(row.label, row.devices, row.speed_up(plain)) for row in measured]
-        plots.speed_up(wanted.plot, points)
-    about = {"script": script, "steps": wanted.steps, "rounds": wanted.rounds}
-    wanted.write(about | {"rows": [row.data(plain) for row in rows], "notes": notes})
+        plots.speed_up(bench.plot, points)
+    about = {"script": script, "steps": bench.steps, "rounds": bench.rounds}
+    bench.write(about | {"rows": [row.data(plain) for row in rows], "notes": notes})
     return int(any(row.failed for row in rows))
 
 

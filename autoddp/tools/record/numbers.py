@@ -39,9 +39,9 @@ class Numbers:
     @contextmanager
     def backward(self, roots: list[Tensor]) -> Iterator[None]:
         """Record the roots of a backward pass as losses."""
-        where = users_line()
+        line = users_line()
         with torch.no_grad():
-            self.losses += [(where, root.detach()) for root in roots]
+            self.losses += [(line, root.detach()) for root in roots]
         yield
 
     def step(self, optimizer: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ NOT_COMPARED = (
 EQUAL = "{} give the numbers of one process; the largest difference{} is {:.1e}"
 
 
-def run(script: Script, options: Options, wanted: VerifyOptions) -> int:
+def run(script: Script, options: Options, tool_options: VerifyOptions) -> int:
     """Compare ranks with one process; return 0 if equal, 1 if not, 2 if one process fails.
 
     Raises:
@@ -38,15 +38,15 @@ def run(script: Script, options: Options, wanted: VerifyOptions) -> int:
     draws = "whole" if options.draws == "auto" else options.draws  # whole draws of any size
     options = replace(options, nproc=nproc, draws=draws)
     with Runner.of(script, True, options.quiet) as runner:
-        verdict = Verification(runner, options, wanted).verdict()
-    return verdict.finish(wanted, options.quiet)
+        verdict = Verification(runner, options, tool_options).verdict()
+    return verdict.finish(tool_options, options.quiet)
 
 
 class Verification:
     """The runs for a comparison, each made only if it is needed."""
 
-    def __init__(self, runner: Runner, options: Options, wanted: VerifyOptions) -> None:
-        self.runner, self.options, self.wanted = runner, options, wanted
+    def __init__(self, runner: Runner, options: Options, tool_options: VerifyOptions) -> None:
+        self.runner, self.options, self.tool_options = runner, options, tool_options
         self.ranks = f"{options.nproc} ranks"
         self.conclusion = Conclusion(runner.script.name, options.nproc or 2)
 
@@ -60,14 +60,14 @@ class Verification:
             return result
         ranks = self._run(self.ranks, self.options.nproc)
         result.findings = compare(one, ranks, Repeats())
-        if ranks.code == one.code and (self.wanted.float64 or not result.findings.equal):
+        if ranks.code == one.code and (self.tool_options.float64 or not result.findings.equal):
             self._refine(one, ranks)
         self._conclude(one, ranks)
         return result
 
     def _run(self, name: str, nproc: int | None, *changes: Change) -> Recording:
         options = replace(self.options, nproc=nproc)
-        run = self.runner.run(name, options, steps=self.wanted.steps, changes=changes)
+        run = self.runner.run(name, options, steps=self.tool_options.steps, changes=changes)
         self.conclusion.seconds[name] = round(run.seconds, 2)
         return run
 
@@ -79,7 +79,7 @@ class Verification:
         result.findings = compare(one, ranks, repeats)
         if not result.findings.equal:
             result.cause = not_reproducible(compare_runs(one, second))
-        if not self.wanted.float64 and (result.findings.equal or result.cause):
+        if not self.tool_options.float64 and (result.findings.equal or result.cause):
             return
         wide = self._run("one process in float64", 1, float64)
         if wide.raised or wide.code:

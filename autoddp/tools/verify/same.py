@@ -59,8 +59,8 @@ def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
 def _content(value: Any) -> Parts | None:
     """Return the parts of a value by name, None if it has none."""
     if isinstance(value, Mapping):
-        named = [f"[{key!r}]" if isinstance(key, LEAVES) else "[...]" for key in value]
-        return list(zip(named, value.values(), strict=True))
+        labels = [f"[{key!r}]" if isinstance(key, LEAVES) else "[...]" for key in value]
+        return list(zip(labels, value.values(), strict=True))
     if isinstance(value, list | tuple):
         return [(f"[{i}]", item) for i, item in enumerate(value)]
     return _pickled(value)

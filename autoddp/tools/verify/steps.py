@@ -39,13 +39,13 @@ def compare_runs(want: Recording, got: Recording) -> Findings:
     findings, one, count = Findings(), want.steps.get(0, []), Count()
     findings.compared[STEPS] = count
     for rank in sorted({0, *got.steps}):
-        mine = got.steps.get(rank, [])
-        for a, b in zip(one, mine, strict=False):
+        entries = got.steps.get(rank, [])
+        for a, b in zip(one, entries, strict=False):
             compare_step(findings, a, b, rank)
-        count.compared += min(len(one), len(mine))
-        if len(one) != len(mine):
-            extra = max(one, mine, key=len)[min(len(one), len(mine))]
-            at, counts = (extra["step"], extra["line"], rank), (len(one), len(mine))
+        count.compared += min(len(one), len(entries))
+        if len(one) != len(entries):
+            extra = max(one, entries, key=len)[min(len(one), len(entries))]
+            at, counts = (extra["step"], extra["line"], rank), (len(one), len(entries))
             difference = Difference(STEPS, "", str(counts[0]), str(counts[1]), OTHER, *at)
             findings.differences.append(difference)
             count.differ += 1

@@ -43,11 +43,11 @@ class Conclusion:
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def finish(self, wanted: ToolOptions, quiet: bool) -> int:
+    def finish(self, tool_options: ToolOptions, quiet: bool) -> int:
         """Print the conclusion, write it to the file of `--json`, and return the exit code."""
         if not quiet:
             print("\n".join(self.lines()))
-        wanted.write(self.data())
+        tool_options.write(self.data())
         return self.code
 
     def lines(self) -> list[str]:

@@ -50,8 +50,8 @@ def over_everything(name: str, me: ShardedTensor) -> Any:
         dtype = local.dtype if low else total.dtype
         if name == "sum":
             return Partial(total, view, dtype)
-        known = view.pending.add(total, me.numel())
-        return Partial(total / me.numel(), view, dtype, known, "MeanBackward0")
+        pending = view.pending.add(total, me.numel())
+        return Partial(total / me.numel(), view, dtype, pending, "MeanBackward0")
     needs = local.requires_grad and torch.is_grad_enabled()
     if needs or local.is_complex() or not me.numel():
         return GATHER_ONCE

@@ -27,8 +27,8 @@ def _listed(rest: Any) -> list[Any]:
 def _resized(me: Any, rest: Any, sizes: list[int], placement: Any) -> Any:
     """Return the decision for a view of these sizes, passed as in `rest`: a tuple or one by one."""
     listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
-    given = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
-    return LocalCall((me, *given), {}, placement, aliases=True)
+    args = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
+    return LocalCall((me, *args), {}, placement, aliases=True)
 
 
 @rule("view", "reshape")
@@ -153,8 +153,8 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me = args[0]
     if not is_sharded(me) or len(args) > 2:
         return NotImplemented
-    named = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
-    dims = dims_of(named, me.dim())
+    requested = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
+    dims = dims_of(requested, me.dim())
     if dims is None or any(d == me.shard_dim and me.shape[d] == 1 for d in dims):
         return NotImplemented
     dropped = tuple({d for d in dims if me.shape[d] == 1})
