@@ -63,4 +63,5 @@ def described(error: Any, arguments: list[str]) -> str:
     """Return typer's error for a wrong command or option, and the command that shows help."""
     known = arguments[:1] if arguments[0] in typer.main.get_command(app).commands else []  # type: ignore[attr-defined]
     path = error.ctx.command_path if error.ctx is not None else " ".join(["autoddp", *known])
-    return f"{error.format_message().rstrip('.')}; see {path} --help"
+    text = error.format_message().rstrip(".")
+    return f"{text}{' See' if text.endswith('?') else '; see'} {path} --help"

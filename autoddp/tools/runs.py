@@ -94,6 +94,7 @@ class Runner:
         started = time.monotonic()
         code = self._start(results, copy, variables | dict(environ or {}))
         seconds = time.monotonic() - started
+        copy.chmod(copy.stat().st_mode | 0o700)  # a read-only folder cannot be renamed
         copy.rename(results / "folder")
         for used in (top, temporary):
             shutil.rmtree(used, ignore_errors=True)

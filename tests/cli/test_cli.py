@@ -102,7 +102,7 @@ BAD = {
         "run --nnodes 2 s.py",
         "--nnodes is 2 without --master-addr; give the address of node 0, the same on every node",
     ),
-    "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; a port is from 1 to"),
+    "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; use a port from 1 to"),
     "backend": (
         "run --backend mpi s.py",
         "--backend is 'mpi'; it takes auto, nccl, gloo, ",

@@ -15,7 +15,7 @@ from autoddp.tools.bench import replicate
 from autoddp.tools.record.recording import PARTS, Recording
 from autoddp.tools.record.script import Change
 
-PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "plain", "DataParallel", "global view", "local view"
+PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "one process", "DataParallel", "global view", "local view"
 COMPUTING = "computing"
 WARM_UP = 5  # the most steps of a warm-up: decisions, allocations, DDP's new buckets
 FIGURES = ("steps", "samples", "batch", "seconds", "rate", "median")
