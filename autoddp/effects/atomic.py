@@ -37,7 +37,7 @@ class Draft(AbstractContextManager["Draft"]):
             scratch = self._make() if self._is_plain() else None
         except OSError as error:
             if error.errno not in REFUSED:
-                raise OSError(error.errno, error.strerror, self.path) from None  # the old stays
+                raise OSError(error.errno, error.strerror, self.path) from None  # old file stays
             scratch = None
         if scratch is None:
             return save(self.path)  # a device, a file in a read-only folder, or an error

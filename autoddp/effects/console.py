@@ -1,4 +1,4 @@
-"""The terminal: all ranks get the input of rank 0's, and whether it is one and how wide."""
+"""The terminal: all ranks get rank 0's input, and the kind and width of its terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are written once, by rank 0; all ranks get its result and read the written file."""
+"""Files are written once, by rank 0; all ranks get the result and read the written file."""
 
 from __future__ import annotations
 

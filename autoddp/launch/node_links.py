@@ -40,7 +40,7 @@ class NodeLinks:
         self.all_succeeded = False  # whether the ranks of all nodes have
         self._stopping = threading.Event()
         self._answered = time.monotonic()  # when the store last answered
-        self._to_report: tuple[Failure, float] | None = None  # and when to
+        self._to_report: tuple[Failure, float] | None = None  # with its time
         self._succeeded = False  # whether to report the success of the ranks here
         self._elsewhere: tuple[Failure, float] | None = None  # a failure elsewhere, and its time
 
