@@ -146,7 +146,7 @@ AGAINST = {
 
 
 @pytest.mark.parametrize("what", AGAINST)
-def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(python, what):
+def test_an_obstacle_to_a_fork_is_named_with_the_command(python, what):
     before, named = AGAINST[what]
     done = python(before + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
     assert (done.code, done.out) == (1, "")
@@ -199,7 +199,7 @@ torch.distributed.group.WORLD)
     assert done.out == "(3, 1) main Doc. True\n(a, *, b=2)\n[] True\n1 False None\n[]\n"
 
 
-def test_nested_calls_are_plain_and_methods_too(python):
+def test_nested_calls_and_methods_are_plain_calls(python):
     done = python(
         """
         import autoddp
@@ -234,7 +234,7 @@ finally: print("after")
 """
 
 
-def test_exceptions_come_out_as_of_a_plain_call(python, tmp_path):
+def test_exceptions_are_those_of_a_plain_call(python, tmp_path):
     source = FAILS.replace("WHAT", "raise KeyError('why')").replace("finally", "except KeyError")
     done = python(source + "print('caught')\nsys.exit(3)")
     assert (done.code, done.out) == (3, "\nafter\ncaught\n"), done.err
@@ -242,7 +242,7 @@ def test_exceptions_come_out_as_of_a_plain_call(python, tmp_path):
     assert not leftovers(tmp_path)
 
 
-def test_a_traceback_is_the_scripts(tmp_path):
+def test_a_traceback_has_only_frames_of_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(FAILS.replace("WHAT", "raise ValueError('why')"))
     many, plain = run_python(path), run_python(path, env={"AUTODDP_NPROC": "1"})
@@ -339,7 +339,7 @@ def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
         assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
 
 
-def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
+def test_under_torchrun_the_call_raises_with_the_fix(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
     done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
@@ -350,7 +350,7 @@ def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
 # ---- options
 
 
-def test_the_typed_keywords_are_the_tables():
+def test_the_typed_keywords_equal_the_options():
     kinds = {**get_type_hints(Keywords)}
     more = {
         "average_every": int,
@@ -373,13 +373,13 @@ def test_the_typed_keywords_are_the_tables():
     ],
     ids=["name", "text", "choice"],
 )
-def test_bad_options_are_refused_at_the_decoration(options, message):
+def test_bad_options_raise_at_the_decoration(options, message):
     with pytest.raises(BadInput, match=re.escape(message)) as found:
         distributed(**options)
     assert [entry.frame.code.path for entry in found.traceback] == [Path(__file__)]
 
 
-def test_names_imported_before_the_call_are_ours_in_it(python):
+def test_names_imported_before_the_call_are_patched_in_it(python):
     """The patched function under a name of the script's own: checkpoint, time, makedirs."""
     source = (
         "from os import makedirs\nfrom time import time\nimport torch\nfrom torch import nn\n"

@@ -101,7 +101,7 @@ BEGUN = "print(next(batches)[0].sum())"
 
 
 @pytest.mark.slow
-def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
+def test_variables_of_a_cell_are_available_in_the_next(tmp_path):
     """A model, an optimizer, generators, an open file; a loader's pass is over."""
     cells = EARLIER, KEPT, GOES_ON, LEFT, BEGUN
     one = execute(tmp_path / "one", *cells, AUTODDP_NPROC="1")
@@ -118,7 +118,7 @@ def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_errors_in_a_cell_are_the_notebooks(tmp_path):
+def test_errors_in_a_cell_are_shown_in_the_notebook(tmp_path):
     """They name the lines as they are shown, and the kernel goes on."""
     head = "%%autoddp -n 2 -q\n"
     cells = (

@@ -73,7 +73,7 @@ for batch in x:
 """
 
 
-def test_garbage_at_all_ports_of_a_job_ends_nothing_and_its_folders_are_private(warm, tmp_path):
+def test_garbage_at_all_ports_does_not_end_a_job_and_its_folders_are_private(warm, tmp_path):
     """Nobody else's ports get any, and nobody else's folders are looked at."""
     (tmp_path / "job.py").write_text(SCRIPT)
     with tempfile.TemporaryDirectory(prefix="ad") as folder:  # a short path: sockets lie in it
@@ -109,7 +109,7 @@ def test_a_log_is_not_written_through_a_link(warm, tmp_path):
     assert stat.S_ISLNK((tmp_path / "logs" / "rank1.log").lstat().st_mode)
 
 
-def test_what_answers_at_the_masters_port_is_no_node_0():
+def test_another_server_at_the_masters_port_is_reported():
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         server.RequestHandlerClass.log_message = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -93,7 +93,7 @@ def test_srun(slurm, script, want, command, tasks, said):
     ] == want.splitlines(), out
 
 
-def test_the_batch_script_of_the_page_is_taken_by_sbatch(slurm, tmp_path):
+def test_sbatch_accepts_the_batch_script_of_the_page(slurm, tmp_path):
     page = (Path(ROOT) / "docs" / "machines.md").read_text()
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.S)
     (tmp_path / "job.sh").write_text(script)

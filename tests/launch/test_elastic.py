@@ -122,7 +122,7 @@ def test_under_torchrun_a_node_comes_and_goes(tmp_path, warm):
         ),
     ],
 )
-def test_a_number_of_nodes_that_changes_is_torchruns(given, says):
+def test_a_range_of_nodes_names_the_torchrun_command(given, says):
     with pytest.raises(BadInput) as error:
         cli.parse(["run", "--nnodes", given, "train.py"])
     assert str(error.value) == says

@@ -153,7 +153,7 @@ def test_python_generators_start_equal(script, tmp_path):
 # ---- signals
 
 
-def test_a_terminal_is_rank_0s(script):
+def test_all_ranks_see_rank_0s_terminal(script):
     """A real one: colours, line by line, input with a prompt, and Ctrl-C."""
     path = script(
         "print(sys.stdin.isatty(), sys.stdout.isatty(), os.isatty(2))\n"
@@ -191,7 +191,7 @@ def test_a_terminal_is_rank_0s(script):
 
 
 @pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
-def test_a_handler_of_the_script_decides(script, everyone):
+def test_a_signal_handler_of_the_script_runs(script, everyone):
     path = script(
         "def leave(number, frame):\n"
         "    os.write(1, b'saved\\n')\n"
@@ -214,7 +214,7 @@ def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script):
     assert job.end(timeout=30)[0] == 0
 
 
-def test_what_was_ignored_stays_ignored(script):
+def test_ignored_signals_stay_ignored(script):
     """As under nohup."""
     path = script(ARRIVED + "time.sleep(1)\nprint(signal.getsignal(signal.SIGHUP))")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

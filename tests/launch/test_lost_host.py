@@ -78,7 +78,7 @@ def lose_power(names, node):
     ],
     ids=["network", "power-of-node-0"],
 )
-def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node):  # noqa: F811
+def test_the_other_node_reports_a_lost_node(nodes, train, lose, node):  # noqa: F811
     job = Job(
         nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1)
     )
@@ -101,7 +101,7 @@ def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node):
         job.end()
 
 
-def test_a_rank_killed_on_the_other_node_has_both_run_the_job_again(nodes, train, tmp_path):  # noqa: F811
+def test_a_rank_killed_on_one_node_restarts_the_job_on_both(nodes, train, tmp_path):  # noqa: F811
     import torch
 
     job = Job(nodes, f"{train} 12 kill", "--max-restarts", "1", nprocs=(2, 1))

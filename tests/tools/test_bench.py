@@ -148,7 +148,7 @@ def test_shares_are_parts_of_one_step(seen):
     assert seen.row(LOCAL)["shares"]["gradients"] > 0.2, "there it waits for its gradients alone"
 
 
-def test_what_is_shown(seen):
+def test_the_printed_tables(seen):
     assert seen.row(PLAIN)["speed-up"] == 1
     shown = [line for line in seen.out.splitlines() if not line.startswith("[autoddp]")]
     assert max(map(len, shown)) <= 100
@@ -173,7 +173,7 @@ def test_a_script_without_a_loader(benched):
     assert any("local view was not run" in note for note in seen.data["notes"])
 
 
-def test_a_row_that_fails_leaves_the_others(benched):
+def test_a_failed_row_does_not_stop_the_others(benched):
     seen = benched(FAILS, rounds=1, steps=6)
     assert seen.code == 1
     assert seen.row(GLOBAL)["failed"][-1] == "ValueError: not on ranks"
@@ -189,7 +189,7 @@ def test_a_row_that_fails_leaves_the_others(benched):
     ],
     ids=["fails", "no step"],
 )
-def test_what_one_process_cannot_do(text, says, benched):
+def test_a_script_that_one_process_cannot_run(text, says, benched):
     seen = benched(text)
     assert seen.code == 2
     assert all(words in seen.err for words in says), seen.err

@@ -8,7 +8,7 @@ import shutil
 from autoddp.tools.copies import copy_in_place
 
 
-def test_a_copy_is_whole_and_its_surroundings_are_there(tmp_path):
+def test_a_copy_is_complete_and_relative_paths_work(tmp_path):
     here = tmp_path / "project" / "code"
     (here / "sub").mkdir(parents=True)
     (here / "train.py").write_text("print(1)")

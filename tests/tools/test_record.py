@@ -66,7 +66,7 @@ def three(tmp_path_factory):
     return folder
 
 
-def test_a_recording_tells_what_ran_and_how(three):
+def test_a_recording_describes_the_run(three):
     found = [read_whole(str(three / name)) for name in ("one", "two", "torchrun")]
     assert [each.about["ranks"] for each in found] == [1, 2, 2]
     assert [each.about["arguments"] for each in found] == [[], [], ["argument"]]
@@ -78,7 +78,7 @@ def test_a_recording_tells_what_ran_and_how(three):
             assert all(step["rows"] == 8 and step["seconds"] > 0 for step in steps)
 
 
-def test_a_recording_that_is_there_is_left_as_it_is(three):
+def test_an_existing_recording_is_not_overwritten(three):
     before = {path.name: path.read_bytes() for path in (three / "two").iterdir()}
     done = fork_cli("run", "-n", "1", "--record", "two", "train.py", cwd=three)
     assert done.rc == 2

@@ -32,7 +32,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("name", "text"), BROKEN, ids=repr)
-def test_what_is_broken_is_named_in_one_line(name, text, tmp_path, capsys):
+def test_a_broken_recording_is_named_in_one_line(name, text, tmp_path, capsys):
     folder = recording(tmp_path / "a", ranks=2)
     if text is None:
         (folder / name).unlink()

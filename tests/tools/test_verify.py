@@ -230,14 +230,14 @@ def test_a_right_script_is_equal(right):
     assert not list((top / "tmp").iterdir()), "private copies are left behind"
 
 
-def test_in_float64_no_rounding_is_left(right):
+def test_float64_leaves_no_float32_rounding(right):
     counts = right[0].data["float64"]["compared"]
     assert counts["loss"]["compared"] == 2 * 5
     assert counts["file"]["worst"] < 1e-12
     assert 0 < counts["gradient"]["worst"] < 1e-12
 
 
-def test_what_it_shows(right):
+def test_the_printed_verdict(right):
     seen, _ = right
     assert seen.out.startswith("[autoddp] equal: 2 ranks give the numbers of one process; the")
     assert "losses" in seen.out
@@ -251,7 +251,7 @@ def test_what_it_shows(right):
 
 
 @pytest.mark.parametrize("wrong", ["", "* (1 + 0.01 * __import__('autoddp').world_size())"])
-def test_bars_and_clocks_are_no_difference_and_hide_none(wrong, tmp_path):
+def test_bars_and_clocks_neither_cause_nor_hide_differences(wrong, tmp_path):
     script = tmp_path / "here" / "bars.py"
     script.parent.mkdir()
     script.write_text(textwrap.dedent(BARS).format(wrong=wrong))
@@ -271,7 +271,7 @@ CANCELS = """
 """
 
 
-def test_float32_that_differs_is_compared_in_float64_by_itself(tmp_path):
+def test_different_float32_numbers_are_compared_in_float64(tmp_path):
     """Numbers that cancel are off by rounding, by more than is allowed."""
     parts = {"net": "nn.Sequential(nn.Linear(6, 3), Large())", "before": CANCELS}
     parts["data"] = "TensorDataset(torch.load('x.pt'), x[:, :3].argmax(1))"
@@ -315,7 +315,7 @@ def test_a_decision_of_one_rank_of_three_is_found(tmp_path):
     assert "learning rate of group 0 on rank 2: 0.02 instead" in seen.data["cause"]
 
 
-def test_a_seed_that_is_another_each_time_is_found(tmp_path):
+def test_a_seed_that_changes_in_each_run_is_found(tmp_path):
     script = written(
         tmp_path / "here" / "seeds.py", before="import os; torch.manual_seed(os.getpid())"
     )
