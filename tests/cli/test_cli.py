@@ -1,4 +1,4 @@
-"""The command line: what is ours and what is the script's; what cannot be done is one line, 2."""
+"""The command line: options of autoddp and of the script; errors are one line, exit code 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.cli import environ, run_cli
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """What `launch.run` would be given for some arguments."""
+    """The arguments of `launch.run` for a command line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("print('ran')\n")
     calls = []

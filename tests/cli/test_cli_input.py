@@ -1,4 +1,4 @@
-"""What is typed beside a script: a text in its place, variables, hints; and the help of it all."""
+"""Variables, hints for mistakes, and the help of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["asked"]  # a fixture
 
 @pytest.fixture
 def setenv(no_leaks):
-    """Set a variable, and undo that before the environment is looked at for leaks."""
+    """Set a variable, and undo that before the check for leaks."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch.setenv
 

@@ -1,4 +1,4 @@
-"""Launchers' variables -> World, or one line that says what is wrong with them."""
+"""Launchers' variables become a `World`, or an error of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`@distributed`: one process becomes N for the time of a call, however it was started."""
+"""`@distributed`: one process becomes N ranks during a call."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')
 
 @pytest.fixture
 def python(warm, tmp_path, monkeypatch):
-    """Runs a script's text by `python` in its own folder."""
+    """Run the text of a script with `python` in its own folder."""
 
     def run(source, nproc=None, timeout=240, name="run"):
         path = tmp_path / "train.py"

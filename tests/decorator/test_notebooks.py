@@ -119,7 +119,7 @@ def test_variables_of_a_cell_are_available_in_the_next(tmp_path):
 
 @pytest.mark.slow
 def test_errors_in_a_cell_are_shown_in_the_notebook(tmp_path):
-    """They name the lines as they are shown, and the kernel goes on."""
+    """Errors name the lines as shown, and the kernel continues."""
     head = "%%autoddp -n 2 -q\n"
     cells = (
         f"{head}\n1 / 0",

@@ -1,4 +1,4 @@
-"""Nodes that come and go are torchrun's: autoddp names the command, and runs under it."""
+"""Nodes that come and go: autoddp names the torchrun command, and runs under torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two nodes, of which one is lost: with its network, with all its processes, or with one rank."""
+"""Two nodes, one of which loses its network, all its processes, or one rank."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def train(tmp_path):
 
 
 def lose_network(names, node):
-    """No word gets through any more, and no end of a connection."""
+    """Drop all packets of a node."""
     links = sh(f"ip -n {names[node]} -o link show type veth").stdout
     sh(f"ip -n {names[node]} link set {links.split(': ')[1].partition('@')[0]} down")
     return lambda: sh(f"ip -n {names[node]} link set {links.split(': ')[1].partition('@')[0]} up")
 
 
 def lose_power(names, node):
-    """All that runs there is gone."""
+    """Kill all processes of a node."""
     for pid in sh(f"ip netns pids {names[node]}").stdout.split():
         os.kill(int(pid), signal.SIGKILL)
     return lambda: None

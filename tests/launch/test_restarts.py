@@ -1,4 +1,4 @@
-"""A job that is killed at any step, and run again, ends as one that nobody disturbed."""
+"""A job that is killed at any step and restarted ends like an undisturbed one."""
 
 from __future__ import annotations
 

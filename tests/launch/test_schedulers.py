@@ -1,4 +1,4 @@
-"""Which rank a process is by SLURM's, Open MPI's and Kubernetes' variables, as they really come."""
+"""The rank of a process from real variables of SLURM, Open MPI and Kubernetes."""
 
 from __future__ import annotations
 

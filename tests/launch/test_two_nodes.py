@@ -96,7 +96,7 @@ def test_a_script_runs_on_both_nodes(nodes, tmp_path):
 
 
 def test_a_failed_rank_0_ends_the_job_on_both_nodes(nodes, tmp_path):
-    """The other node waits for what rank 0 would do next."""
+    """Rank 0 fails while the other node waits for it."""
     script = tmp_path / "s.py"
     script.write_text(
         "import autoddp, getpass\n"
@@ -113,7 +113,7 @@ def test_a_failed_rank_0_ends_the_job_on_both_nodes(nodes, tmp_path):
     ("failed", "then"), [(1, "print(getpass.getuser())"), (3, "torch.ones(8).sum().item()")]
 )
 def test_a_rank_that_fails_alone_is_named(nodes, tmp_path, failed, then):
-    """Rank 1 is the first of its node; those beside it learn of its end first."""
+    """Rank 1 is the first of its node; other ranks of the node notice its end first."""
     script = tmp_path / "s.py"
     script.write_text(
         "import autoddp, getpass, torch, torch.distributed as dist\n"

@@ -1,4 +1,4 @@
-"""Nodes and ranks that wait for others: who is missing is said, and who gives up says why."""
+"""Nodes and ranks that wait for others report which are missing, and why they give up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_missing_node_rank_raises_with_the_fix():
 
 
 class Node:
-    """`autoddp run` as one node of several on this machine, whose lines come as they are said."""
+    """`autoddp run` as one of several nodes on this machine, whose lines can be read one by one."""
 
     def __init__(self, folder, port, node, nnodes=2):
         (folder / "s.py").write_text("print('it ran')\n")

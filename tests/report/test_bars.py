@@ -1,4 +1,4 @@
-"""Lines of ours and the bars of tqdm and rich on a terminal: none is cut, none is left dead."""
+"""Lines of autoddp and bars of tqdm and rich on a terminal do not disturb each other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_line_goes_above_a_bar(tmp_path):
 
 
 def test_a_bar_in_a_file_is_not_drawn_again(tmp_path):
-    """There each drawing is one more line, whose numbers a reader of the log counts twice."""
+    """In a file, each drawing would add a line."""
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(BEGIN + TQDM)
     code, _ = in_terminal("python", str(script), folder=tmp_path, err=log)
@@ -109,7 +109,7 @@ for epoch in tqdm(range(2), desc="epochs", mininterval=0):
 
 @pytest.fixture
 def ranks(tmp_path):
-    """`ranks(*arguments)`: what a terminal shows of a script that trains on 2 ranks."""
+    """`ranks(*arguments)`: the screen of a terminal after a training script on 2 ranks."""
 
     def run(*argv, options=(), **more):
         (tmp_path / "train.py").write_text(TRAINS)

@@ -1,4 +1,4 @@
-"""Decisions are counted, said once, and told with the user's line."""
+"""Decisions are counted, and printed once with the user's line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_users_line_is_found_through_libraries():
 
 @pytest.mark.parametrize("name", ["<stdin>", "<string>", "<ipython-input-7-0a>", "<timed exec>"])
 def test_interactive_code_is_the_users(name):
-    """The last is what `%%time` makes of a notebook's cell."""
+    """The last one is the name of a cell with `%%time`."""
     assert is_own(name)
     assert not is_own("<frozen importlib._bootstrap>")
 

@@ -1,4 +1,4 @@
-"""A run's copy of the folder: whole, apart from the user's, and with the folders around it."""
+"""The copy of the folder for a run: complete, separate, and with the folders around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autoddp run --record` writes where the time of steps went, however the ranks were started."""
+"""`autoddp run --record` records where the time of steps goes, under any launcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python
 
 
 def written(folder: Path, inside: str = "pass", name: str = "train.py") -> str:
-    """The script, with something done before each step."""
+    """The script, with code before each step."""
     text = textwrap.dedent(TRAIN).replace("{inside}", inside)
     (folder / name).write_text(text)
     return name
@@ -54,7 +54,7 @@ def recorded(folder: Path, name: str, *options: str, script: str = "train.py") -
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """One process, two ranks of ours, and two of torchrun's."""
+    """Recordings of one process, two ranks, and two ranks of torchrun."""
     folder = tmp_path_factory.mktemp("recordings")
     script = written(folder)
     assert recorded(folder, "one", "-n", "1") == ["0.jsonl"]

@@ -1,4 +1,4 @@
-"""Recordings that are read: those that are broken or not whole."""
+"""Broken and incomplete recordings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of runs sees what differs: else every test that rests on it would be green."""
+"""The comparison of runs finds differences; otherwise all tests that use it would pass."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_checkpoints_that_differ(change):
 
 @dataclass
 class Kept:
-    """A value with an `==` of its own, which fails on a tensor; `other` closes a circle."""
+    """A value whose `==` fails on a tensor; `other` makes a reference cycle."""
 
     value: object
     other: object = None

@@ -1,4 +1,4 @@
-"""`autoddp verify` finds a right script right, and of a wrong one the step, number and cause."""
+"""`autoddp verify` accepts a correct script, and finds step, number and cause of a wrong one."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def written(path: Path, **parts: str) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """All that is in a folder."""
+    """The content of a folder."""
     return {
         str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
         for p in folder.rglob("*")
@@ -169,7 +169,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What verify found."""
+    """The results of verify."""
 
     code: int
     data: dict
@@ -186,7 +186,7 @@ class Seen:
 
 
 def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
-    """What `autoddp verify` finds of a script, from its folder."""
+    """Run `autoddp verify` on a script in its folder."""
     found = script.parent.parent / f"{script.stem}.json"
     with contextlib.chdir(script.parent):
         what, chosen = Script(script.name, args), Options(**STRICTLY | options)
@@ -196,7 +196,7 @@ def verified(script: Path, *args: str, wanted: dict | None = None, **options: ob
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory):
-    """A right script that writes in its folder and outside, verified with all one can ask for."""
+    """A correct script that writes in its folder and outside, verified with all options."""
     top = tmp_path_factory.mktemp("right")
     script = written(top / "here" / "train.py", after=WRITES)
     (top / "here" / "data.txt").write_text("some data")
@@ -272,7 +272,7 @@ CANCELS = """
 
 
 def test_different_float32_numbers_are_compared_in_float64(tmp_path):
-    """Numbers that cancel are off by rounding, by more than is allowed."""
+    """Numbers that cancel differ by more than the tolerance."""
     parts = {"net": "nn.Sequential(nn.Linear(6, 3), Large())", "before": CANCELS}
     parts["data"] = "TensorDataset(torch.load('x.pt'), x[:, :3].argmax(1))"
     script = written(tmp_path / "here" / "cancels.py", **parts)
@@ -396,7 +396,7 @@ def test_ctrl_c_on_a_terminal_ends_all(tmp_path):
 
 
 def read_all(terminal: int, shown: bytearray) -> None:
-    """Until the last who has it open closes it."""
+    """Read until the last writer closes it."""
     with contextlib.suppress(OSError):
         while got := os.read(terminal, 4096):
             shown += got
