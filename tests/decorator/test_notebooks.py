@@ -141,7 +141,7 @@ def test_errors_in_a_cell_are_shown_in_the_notebook(tmp_path):
         "open at In [3], line 3» where rank 0 is in «posix.listdir at In [3], line 5" in errors[1]
     )
     assert errors[2].startswith("BadInput: In [4], line 2: a program that is started by !")
-    assert errors[3].startswith("BadInput: %%autoddp --ranks 2: '--ranks' is no option;")
+    assert errors[3].startswith("BadInput: %%autoddp --ranks 2: no option '--ranks';")
     assert errors[4] == "BadInput: --nproc is 'two'; it takes a whole number"
     assert errors[5].startswith("SyntaxError: '(' was never closed")
     assert errors[6:] == ["", ""]
