@@ -14,13 +14,13 @@ __all__ = ["__version__", "distributed", "rank", "rowwise", "world_size"]
 
 
 def load_ipython_extension(session: Any) -> None:
-    """Make `%%autoddp` known to a notebook, at its `%load_ext autoddp`."""
+    """Register `%%autoddp` in a notebook, for `%load_ext autoddp`."""
     from autoddp.decorator import cell_magic
 
     cell_magic.load(session)
 
 
-if not TYPE_CHECKING:  # to a type checker it would make every name one of ours
+if not TYPE_CHECKING:  # with it, a type checker would accept any attribute
 
     def __getattr__(name: str) -> Any:
         if name == "distributed":

@@ -1,4 +1,4 @@
-"""The entry of `python -m autoddp`."""
+"""The entry point of `python -m autoddp`."""
 
 from autoddp.cli import main
 

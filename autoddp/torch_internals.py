@@ -1,6 +1,6 @@
-"""The private names of torch that autoddp stands on; each has a test of its own.
+"""The private names of torch that autoddp uses, and differences between versions of torch.
 
-They were run in torch 2.6 to 2.14; what differs between versions is a function here, too.
+Each has a test of its own; they were tested with torch 2.6 to 2.14.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacke
 TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
-no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
+no_torch_function = torch._C.DisableTorchFunction  # also disables modes
 no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dynamo
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
-is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes into arguments
-GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
-_MADE_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
+is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes to arguments
+GRADIENTS = ("grad", "_grad")  # the attributes for the gradient of a tensor
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
-dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # modes that are on
-traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; None if none is
-transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
+dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # number of active modes
+traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; or None
+transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
 
 
-current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs, or None
+current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs; or None
 
 
 def in_backward() -> bool:
-    """Tell whether autograd's engine runs this thread."""
+    """Return whether autograd's engine runs on this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 def in_function() -> bool:
-    """Tell whether autograd's engine runs the backward of an `autograd.Function`."""
+    """Return whether autograd's engine runs the backward of an `autograd.Function`."""
     return isinstance(current_node(), torch.autograd.function.BackwardCFunction)
 
 
 def compiler_traces() -> bool:
-    """Tell whether a compiler traces a backward by proxies."""
+    """Return whether a compiler traces a backward pass by proxies."""
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """Have autograd's engine run `call` at the end of the backward that runs."""
+    """Queue `call` to run at the end of the current backward pass."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def bound(device: torch.device | None) -> torch.device | None:
-    """Return the device to which a process group may be bound; torch 2.6 binds to CUDA's alone."""
+    """Return the device to bind a process group to; torch 2.6 binds to CUDA devices only."""
     return device if device is None or VERSION > (2, 6) or device.type == "cuda" else None
 
 
 def accelerator() -> torch.device | None:
-    """Return the kind of accelerator that this torch was built for, or that was plugged into it.
+    """Return the kind of accelerator that this torch was built for, or that a plugin added.
 
-    Torch 2.6 looks for a device, after which a fork cannot use it, and raises where there is none.
+    The function of torch 2.6 would initialize a device, which a fork then could not use.
     """
     if VERSION >= (2, 7):
         return torch.accelerator.current_accelerator()
@@ -85,50 +85,50 @@ def accelerator() -> torch.device | None:
         return torch.device(plugged)
     built = {"cuda": torch.version.cuda or torch.version.hip, "xpu": torch.xpu._is_compiled()}
     built["mps"] = torch.backends.mps.is_built()
-    return next((torch.device(kind) for kind, there in built.items() if there), None)
+    return next((torch.device(kind) for kind, is_built in built.items() if is_built), None)
 
 
-def store_behind(door: socket.socket) -> TCPStore:
-    """Serve a store at a socket that listens; torch up to 2.7 can do so without libuv alone."""
-    host, port = door.getsockname()
+def store_behind(listener: socket.socket) -> TCPStore:
+    """Serve a store on a listening socket; torch up to 2.7 can do so only without libuv."""
+    host, port = listener.getsockname()
     return TCPStore(
         host,
         port,
         is_master=True,
         wait_for_workers=False,
-        master_listen_fd=door.detach(),
+        master_listen_fd=listener.detach(),
         use_libuv=VERSION >= (2, 8),
     )
 
 
 class _Prefixed(PrefixStore):
-    """A store that can be asked for another connection, as torch's from 2.8 on.
+    """A store with `clone`, like torch's from 2.8 on.
 
-    Also in a fork, which may not use its parent's connection: what has to be asked is asked here.
+    It also works in a fork, which must not use its parent's connection: the prefix is read here.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
         super().__init__(prefix, store)
-        self._made_of = prefix, store
-        torchs = isinstance(store, PrefixStore) and not isinstance(store, _Prefixed)
-        self._below = _prefix_of(store) if torchs else None
+        self._parts = prefix, store
+        by_torch = isinstance(store, PrefixStore) and not isinstance(store, _Prefixed)
+        self._inner_prefix = _prefix_of(store) if by_torch else None
 
     def clone(self) -> Store:
-        prefix, store = self._made_of
-        return _Prefixed(prefix, another_connection(store, self._below))
+        prefix, store = self._parts
+        return _Prefixed(prefix, another_connection(store, self._inner_prefix))
 
 
-# a store within another, by the names that begin with a prefix
+# a store of the keys with a prefix in another store
 prefixed = PrefixStore if hasattr(PrefixStore, "clone") else _Prefixed
 
 
 def _prefix_of(store: Store) -> str:
-    """Return the prefix of a store that torch up to 2.7 made, which is in an error's words alone.
+    """Return the prefix of a store of torch up to 2.7, from the text of an error.
 
     This uses the store's connection.
     """
     try:
-        with _unwritten(2):
+        with _discarded(2):
             store.wait(["?"], timedelta(milliseconds=1))
     except dist.DistError as error:
         return str(error).rpartition("keys: ")[2].partition("/?")[0].removeprefix("/")
@@ -136,9 +136,9 @@ def _prefix_of(store: Store) -> str:
 
 
 def another_connection(store: Any, prefix: str | None = None) -> Any:
-    """Return the same store by a connection of its own, for a thread or a fork.
+    """Return the same store with another connection, for a thread or a fork.
 
-    Torch up to 2.7 has no `clone`; there a torch-made store is asked for its prefix, if not given.
+    Torch up to 2.7 has no `clone`; there `prefix` is read from a store of torch, if not given.
     """
     if hasattr(store, "clone"):
         return store.clone()
@@ -147,69 +147,69 @@ def another_connection(store: Any, prefix: str | None = None) -> Any:
         return TCPStore(store.host, store.port, is_master=False, timeout=known.timeout)
     base = known._underlying_non_prefix_store if isinstance(store, PrefixStore) else None
     if not isinstance(base, TCPStore):
-        return store  # a file's, which has no connection
+        return store  # a file store, without a connection
     return _Prefixed(_prefix_of(store) if prefix is None else prefix, another_connection(base))
 
 
 @contextmanager
 def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
-    """Have torch's elastic agent set this handler of signals, where it sets its own.
+    """Replace the signal handler that torch's elastic agent installs by this one.
 
-    Torch up to 2.9 does so whenever it starts ranks; TORCHELASTIC_SIGNALS_TO_HANDLE is later.
+    Torch up to 2.9 installs it when it starts ranks; others read TORCHELASTIC_SIGNALS_TO_HANDLE.
     """
     from torch.distributed.elastic.multiprocessing import api
 
-    before = api._terminate_process_handler
+    original = api._terminate_process_handler
     api._terminate_process_handler = handler
     try:
         yield
     finally:
-        api._terminate_process_handler = before
+        api._terminate_process_handler = original
 
 
 def quiet_gloo() -> AbstractContextManager[None]:
-    """Keep gloo from writing to stdout that ranks are connected, as in torch 2.8 and 2.9."""
-    return _unwritten(1) if (2, 8) <= VERSION < (2, 11) else nullcontext()
+    """Discard the line that gloo of torch 2.8 to 2.10 prints when ranks are connected."""
+    return _discarded(1) if (2, 8) <= VERSION < (2, 11) else nullcontext()
 
 
 @contextmanager
-def _unwritten(number: int) -> Iterator[None]:
-    """Lose what is written to a descriptor inside."""
+def _discarded(number: int) -> Iterator[None]:
+    """Discard what is written to a descriptor inside the context."""
     try:
-        kept = os.dup(number)
+        copy = os.dup(number)
     except OSError:  # it is closed
         yield
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, number)
+        os.dup2(devnull, number)
         yield
     finally:
-        os.dup2(kept, number)
-        os.close(nowhere)
-        os.close(kept)
+        os.dup2(copy, number)
+        os.close(devnull)
+        os.close(copy)
 
 
 def replica_of(module: Module, group: ProcessGroup) -> DistributedDataParallel:
     """Make a replica of a module whose parameters are equal on all ranks.
 
-    Torch 2.6 has no `init_sync`, and copies rank 0's parameters to all ranks. These are the same
-    values, so that a graph which has saved a parameter may still be walked.
+    Torch 2.6 has no `init_sync`, and copies rank 0's parameters to all ranks. As the values are
+    equal, versions are reset, and graphs that have saved a parameter stay valid.
     """
     if VERSION >= (2, 7):
         return DistributedDataParallel(module, process_group=group, init_sync=False)
     versions = [(x, x._version) for x in module.parameters()]
     replica = DistributedDataParallel(module, process_group=group)
-    put_back: Any = torch._C._autograd._unsafe_set_version_counter
+    set_version: Any = torch._C._autograd._unsafe_set_version_counter
     for x, version in versions:
-        put_back(x, version)
+        set_version(x, version)
     return replica
 
 
 def arm(replica: DistributedDataParallel) -> None:
-    """Do what a forward does for the backward that follows.
+    """Prepare the reducer for a backward pass, as DDP's forward does.
 
-    This is for one that looks for no unused parameters, of no static graph, without buffers.
+    The replica does not look for unused parameters, and has no static graph or buffers.
     """
     replica.reducer.prepare_for_forward()
     replica.reducer._rebuild_buckets()
@@ -217,14 +217,14 @@ def arm(replica: DistributedDataParallel) -> None:
 
 
 def traced_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as Dynamo traces it: one graph, which `backend` is given, or an error."""
+    """Return `function` compiled by Dynamo with `backend`; more than one graph is an error."""
     import torch._dynamo
 
     return torch._dynamo.optimize(backend, nopython=True, dynamic=False)(function)
 
 
 def inductor_settings(mode: str | None) -> dict[str, Any]:
-    """Return inductor's settings for a mode of `torch.compile`."""
+    """Return inductor's options for a mode of `torch.compile`."""
     if mode in (None, "default"):
         return {}
     from torch._inductor import list_mode_options
@@ -238,9 +238,9 @@ def compiled_by_inductor(
     settings: dict[str, Any],
     around: Callable[[], AbstractContextManager[None]],
 ) -> Any:
-    """Have inductor compile a module for such inputs.
+    """Compile a module for such inputs with inductor.
 
-    The backward is compiled when it first runs; whatever compiles, does so inside `around()`.
+    The backward pass is compiled when it first runs. All compilation runs inside `around()`.
     """
     from torch._inductor import compile_fx
 
@@ -252,26 +252,26 @@ def compiled_by_inductor(
 
 
 def compiles() -> bool:
-    """Tell whether something was given to torch.compile in this process."""
+    """Return whether this process has used torch.compile."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and any(callable(x) for x in compiler.cached_backends.values())
 
 
 def has_kernel(operator: str, device: str) -> bool:
-    """Tell whether the operator `aten::operator` has a kernel for this type of device."""
+    """Return whether the operator `aten::operator` has a kernel for this type of device."""
     key = torch._C._dispatch_key_for_device(device)
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key)
 
 
 def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator under a mode as those that torch makes it of; NotImplemented if it is one.
+    """Decompose a composite operator under a mode; return NotImplemented for any other.
 
-    A mode is asked with autocast off. What an operator is made of is cast as its caller has set,
-    unless autocast has cast the operator's own arguments.
+    Modes run with autocast disabled. The parts run with the caller's autocast, unless autocast has
+    cast the arguments of the composite operator already.
     """
     known: Any = torch._C
     name, has_kernel_for = operator.name(), known._dispatch_has_kernel_for_dispatch_key
-    if not has_kernel_for(name, _MADE_OF_OTHERS):
+    if not has_kernel_for(name, _COMPOSITE):
         return NotImplemented
     types = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
     keys = [f"Autocast{known._dispatch_key_for_device(type)}" for type in types]
@@ -281,11 +281,11 @@ def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
         mode,
         known._DisableAutocast() if cast else nullcontext(),
     ):
-        return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs)
+        return operator._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 def has_own_functions(kind: type[torch.Tensor]) -> bool:
-    """Tell whether tensors of this class answer torch functions themselves; parameters do not."""
+    """Return whether a class of tensors overrides `__torch_function__`."""
     return (
         kind is not torch.Tensor
         and kind.__torch_function__ is not torch._C._disabled_torch_function_impl

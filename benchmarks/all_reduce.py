@@ -51,11 +51,11 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    nodes = [node for node in range(options.nodes) for _ in range(options.ranks)]
-    given = {"nodes": tuple(nodes)} if options.nodes > 1 else {}
-    found = run_ranks(both, len(nodes), options.rounds, timeout=600, **given)[0]
-    title = f"floats, {options.nodes} x {options.ranks} ranks"
+    args = parser.parse_args()
+    nodes = [node for node in range(args.nodes) for _ in range(args.ranks)]
+    given = {"nodes": tuple(nodes)} if args.nodes > 1 else {}
+    found = run_ranks(both, len(nodes), args.rounds, timeout=600, **given)[0]
+    title = f"floats, {args.nodes} x {args.ranks} ranks"
     print(f"| {title} | gloo | shared memory | ratio |\n|---|---|---|---|")
     for count in COUNTS:
         gloo, memory = (statistics.median(row[count][way] for row in found) for way in (0, 1))

@@ -111,17 +111,17 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=KINDS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.py")
         job.write_text(JOB)
-        for kind in given.kinds:
+        for kind in args.kinds:
             ways = {
                 "python": [str(job), kind],
-                "ranks": ["-m", "autoddp", "run", "-n", str(given.ranks), str(job), kind],
+                "ranks": ["-m", "autoddp", "run", "-n", str(args.ranks), str(job), kind],
             }
             seen: dict[str, list[float]] = {way: [] for way in ways}
-            for _ in range(given.rounds + 1):  # the first fills the cache
+            for _ in range(args.rounds + 1):  # the first fills the cache
                 found = {way: measured(command, job) for way, command in ways.items()}
                 for way, one in found.items():
                     seen[way].append(one["steps/s"])
@@ -129,7 +129,7 @@ def main() -> None:
                 apart = max(abs(a - b) / abs(a) for a, b in pairs)
             plain, ranks = (statistics.median(seen[way][1:]) for way in ways)
             print(
-                f"{kind:7} python {plain:.2f} steps/s, {given.ranks} ranks {ranks:.2f}: "
+                f"{kind:7} python {plain:.2f} steps/s, {args.ranks} ranks {ranks:.2f}: "
                 f"{ranks / plain:.2f} times; losses {apart:.1e} apart",
                 flush=True,
             )

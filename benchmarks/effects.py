@@ -156,14 +156,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", action="store_true")
     parser.add_argument("--node", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.node:
-        on_a_node(int(given.node[0]), given.node[1], given.rounds)
-    for size in given.ranks:
+    args = parser.parse_args()
+    if args.node:
+        on_a_node(int(args.node[0]), args.node[1], args.rounds)
+    for size in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            show(f"{size} ranks on a node", run_ranks(rank, size, folder, given.rounds))
-    if given.nodes:
-        on_two_nodes(given.rounds)
+            show(f"{size} ranks on a node", run_ranks(rank, size, folder, args.rounds))
+    if args.nodes:
+        on_two_nodes(args.rounds)
 
 
 if __name__ == "__main__":

@@ -67,15 +67,13 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("names", nargs="*")
-    given = parser.parse_args()
+    args = parser.parse_args()
     chosen = [
-        case
-        for case in cases()
-        if not given.names or any(name in str(case) for name in given.names)
+        case for case in cases() if not args.names or any(name in str(case) for name in args.names)
     ]
 
     def show(cells: list[str] | tuple[str, ...]) -> None:
-        if given.markdown:
+        if args.markdown:
             print("| " + " | ".join(cells) + " |", flush=True)
         else:
             print(
@@ -85,15 +83,15 @@ def main() -> int:
 
     laboratory = Laboratory()
     show(COLUMNS)
-    if given.markdown:
+    if args.markdown:
         show(["---"] * len(COLUMNS))
     worst, well = 0.0, 0
     for case in chosen:
-        cells, seconds, good = row(laboratory, case, given.times)
+        cells, seconds, good = row(laboratory, case, args.times)
         show(cells)
         worst, well = max(worst, seconds), well + good
     laboratory.close()
-    runs = given.times * len(chosen)
+    runs = args.times * len(chosen)
     load = os.getloadavg()[1]
     print(
         f"\n{runs} runs, {well} of {len(chosen)} cases as promised; "

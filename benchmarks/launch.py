@@ -58,8 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("ranks", nargs="?", type=int, default=2)
     parser.add_argument("rounds", nargs="?", type=int, default=5)
-    given = parser.parse_args()
-    times = compare(given.ranks, given.rounds)
+    args = parser.parse_args()
+    times = compare(args.ranks, args.rounds)
     base = statistics.median(times["torchrun"])
     for name, values in times.items():
         median = statistics.median(values)

@@ -155,14 +155,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kinds", default="images,strings,stream")
-    asked = parser.parse_args()
-    os.environ["BENCH_RANKS"] = str(asked.ranks)
-    count = BATCH * asked.batches
-    ways = {"one process": 1, "by hand": asked.ranks, "auto": asked.ranks, "each": asked.ranks}
-    for kind in asked.kinds.split(","):
-        for workers in map(int, asked.workers.split(",")):
+    args = parser.parse_args()
+    os.environ["BENCH_RANKS"] = str(args.ranks)
+    count = BATCH * args.batches
+    ways = {"one process": 1, "by hand": args.ranks, "auto": args.ranks, "each": args.ranks}
+    for kind in args.kinds.split(","):
+        for workers in map(int, args.workers.split(",")):
             found: dict[str, list[Any]] = {way: [] for way in ways}
-            for _ in range(asked.rounds):
+            for _ in range(args.rounds):
                 for way, ranks in ways.items():
                     found[way].append(run_ranks(work, ranks, way, kind, workers, count))
             os.environ["BENCH_EXACT"] = "1"
@@ -173,7 +173,7 @@ def main() -> None:
             del os.environ["BENCH_EXACT"]
             exact = all(seen[3] == same[0][0][3] for seen in same[1])
             print(
-                f"{kind}, {workers} workers, {asked.ranks} ranks; auto is exact: {exact}",
+                f"{kind}, {workers} workers, {args.ranks} ranks; auto is exact: {exact}",
                 flush=True,
             )
             show(found, count)

@@ -112,12 +112,12 @@ def make_images(folder: Path, count: int) -> int:
     return len(list(folder.glob("train/*/*.png")))
 
 
-def run(way: Way, work: Path, asked: argparse.Namespace, images: int, dtype: str) -> Timing:
+def run(way: Way, work: Path, args: argparse.Namespace, images: int, dtype: str) -> Timing:
     """Run it in a folder of its own, which keeps its checkpoint."""
     cwd = work / way.name
     cwd.mkdir(exist_ok=True)
-    given = {"data": work / "data", "epochs": asked.epochs, "workers": asked.nproc, "dtype": dtype}
-    arguments = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    options = {"data": work / "data", "epochs": args.epochs, "workers": args.nproc, "dtype": dtype}
+    arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     env = environ({"PYTHONUNBUFFERED": "1"})
     if way.threads is None:
         del env["OMP_NUM_THREADS"]
@@ -125,7 +125,7 @@ def run(way: Way, work: Path, asked: argparse.Namespace, images: int, dtype: str
     with (
         open(cwd / "stderr", "w+") as err,
         subprocess.Popen(
-            [*way.command(asked.nproc), *arguments],
+            [*way.command(args.nproc), *arguments],
             cwd=cwd,
             env=env,
             stdout=subprocess.PIPE,
@@ -144,8 +144,8 @@ def run(way: Way, work: Path, asked: argparse.Namespace, images: int, dtype: str
         assert code == 0, f"{way.name}: exit code {code}\n{''.join(printed)}{err.read()}"
     seconds = [float(text) for text in TRAINED.findall("".join(printed))]
     assert first is not None, f"{way.name} printed no step"
-    assert len(seconds) == asked.epochs, f"{way.name} printed {len(seconds)} epochs"
-    return Timing(wall, first, asked.epochs * (images // BATCH * BATCH) / sum(seconds))
+    assert len(seconds) == args.epochs, f"{way.name} printed {len(seconds)} epochs"
+    return Timing(wall, first, args.epochs * (images // BATCH * BATCH) / sum(seconds))
 
 
 def numbers(folder: Path) -> list[torch.Tensor]:
@@ -161,18 +161,18 @@ def difference(want: list[torch.Tensor], got: list[torch.Tensor]) -> float:
     return torch.stack([(a - b).norm() / a.norm() for a, b in pairs]).max().item()
 
 
-def measure(ways: list[Way], work: Path, asked: argparse.Namespace) -> None:
+def measure(ways: list[Way], work: Path, args: argparse.Namespace) -> None:
     """Fill in what is found of each."""
-    images = make_images(work / "data", asked.images)
-    for number in range(asked.rounds):
+    images = make_images(work / "data", args.images)
+    for number in range(args.rounds):
         for way in ways:
-            way.rounds.append(run(way, work, asked, images, "float32"))
+            way.rounds.append(run(way, work, args, images, "float32"))
             said = f"round {number + 1}, {way.name}: {way.rounds[-1].wall:.1f} s"
             print(said, file=sys.stderr, flush=True)
     for way in ways:
-        run(way, work, asked, images, "float64")
+        run(way, work, args, images, "float64")
         way.difference = difference(numbers(work / ways[0].name), numbers(work / way.name))
-        way.val_loss = numbers(work / way.name)[asked.epochs - 1][1].item()
+        way.val_loss = numbers(work / way.name)[args.epochs - 1][1].item()
 
 
 MEASURES: dict[str, Callable[[Timing], float]] = {
@@ -229,19 +229,19 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1797, help="so many of the digits")
     parser.add_argument("--json", help="a file for all that was measured")
     parser.add_argument("--plot", help="a file for bars of it")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     ways = all_ways()
     there = [way for way in ways if way.installed]
     with tempfile.TemporaryDirectory() as folder:
-        measure(there, Path(folder), asked)
+        measure(there, Path(folder), args)
     print("\n".join(table(ways)))
-    if asked.json:
+    if args.json:
         found = {
             way.name: asdict(way) | {"same": way.same, "lines": way.changed()} for way in there
         }
-        Path(asked.json).write_text(json.dumps({"asked": vars(asked), "ways": found}, indent=1))
-    if asked.plot:
-        draw(asked.plot, there)
+        Path(args.json).write_text(json.dumps({"asked": vars(args), "ways": found}, indent=1))
+    if args.plot:
+        draw(args.plot, there)
 
 
 if __name__ == "__main__":

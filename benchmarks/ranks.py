@@ -81,7 +81,7 @@ def measured(rank: LightRank, times: int) -> list[tuple[float, float]]:
     return found
 
 
-def be(world: World, space: str, store: str, times: int, told: int) -> None:
+def be(world: World, space: str, store: str, times: int, pipe: int) -> None:
     """Be a rank in a namespace, and tell what was measured."""
     code = 1
     try:
@@ -90,7 +90,7 @@ def be(world: World, space: str, store: str, times: int, told: int) -> None:
                 assert ctypes.CDLL(None).setns(there.fileno(), CLONE_NEWNET) == 0
         torch.set_num_threads(1)
         rank = LightRank(world, store)
-        os.write(told, json.dumps([world.rank, measured(rank, times)]).encode() + b"\n")
+        os.write(pipe, json.dumps([world.rank, measured(rank, times)]).encode() + b"\n")
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -153,14 +153,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 16, 64, 256])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--calls", type=int, default=4000, help="of two ranks; of more, fewer")
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(f"{'us (of rank 0)':18}" + "".join(f"{name:>24}" for name in ACTS))
-    for nodes in given.nodes:
+    for nodes in args.nodes:
         with namespaces(nodes) as spaces:
-            for ranks in given.ranks:
+            for ranks in args.ranks:
                 if ranks < nodes or ranks % nodes:
                     continue
-                found = run(ranks, spaces, max(20, given.calls * 2 // ranks))
+                found = run(ranks, spaces, max(20, args.calls * 2 // ranks))
                 words = "".join(f"{took:13.0f} ({busy:7.0f})" for took, busy in found)
                 print(f"{ranks:4} ranks {nodes:2} nodes {words}")
                 sys.stdout.flush()

@@ -279,10 +279,10 @@ def main() -> int:
         "--fresh", type=int, default=20, help="of how many runs one is by a new interpreter"
     )
     parser.add_argument("--only", choices=FORMS, action="append")
-    options = parser.parse_args()
-    server, forms, total = Server(), options.only or list(FORMS), Counter()
+    args = parser.parse_args()
+    server, forms, total = Server(), args.only or list(FORMS), Counter()
     times: dict[str, list[float]] = {form: [] for form in forms}
-    ours = ["autoddp", "run", "--nproc", str(options.nproc), "train.py"]
+    ours = ["autoddp", "run", "--nproc", str(args.nproc), "train.py"]
     warm = Warm()
     with tempfile.TemporaryDirectory(prefix="soak-") as top:
         wanted = {}
@@ -290,14 +290,14 @@ def main() -> int:
             folder = Path(top, form)
             folder.mkdir()
             plain = ["python", "train.py", server.url(-1)]
-            wanted[form] = run(plain, FORMS[form], folder, options.limit, None)
+            wanted[form] = run(plain, FORMS[form], folder, args.limit, None)
             wanted[form].err = wanted[form].err.replace(str(folder), "FOLDER")
-        for number in range(options.runs):
+        for number in range(args.runs):
             form = forms[number % len(forms)]
             folder = Path(top, str(number))
             folder.mkdir()
-            parent = warm if number % options.fresh else None
-            got = run([*ours, server.url(number)], FORMS[form], folder, options.limit, parent)
+            parent = warm if number % args.fresh else None
+            got = run([*ours, server.url(number)], FORMS[form], folder, args.limit, parent)
             got.err = got.err.replace(str(folder), "FOLDER")
             times[form].append(got.seconds)
             found = faults(
@@ -322,7 +322,7 @@ def main() -> int:
                 f"{form:10} {len(seconds):5} runs  median {statistics.median(seconds):5.1f} s  "
                 f"worst {max(seconds):5.1f} s"
             )
-    print(f"{options.runs} runs on {options.nproc} ranks: " + ", ".join(
+    print(f"{args.runs} runs on {args.nproc} ranks: " + ", ".join(
         f"{total[what]} {what}" for what in ("hangs", "failures", "leftovers")
     ))  # fmt: skip
     return 1 if +total else 0

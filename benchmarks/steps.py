@@ -136,9 +136,9 @@ def main():
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
-    for kind in options.kinds or STEPS:
-        found = in_turn(kind, options.ranks, options.rounds, options.metrics)
+    args = parser.parse_args()
+    for kind in args.kinds or STEPS:
+        found = in_turn(kind, args.ranks, args.rounds, args.metrics)
         alone, hand, ours = (statistics.median(column) for column in zip(*found, strict=True))
         ratios = sorted(b / a for _, a, b in found)
         of_one = statistics.median(b / one for one, _, b in found)

@@ -185,18 +185,18 @@ def main() -> None:
     parser.add_argument("--double", action="store_true", help="float64 instead of any float32")
     parser.add_argument("--rounding", action="store_true", help="and what rounding alone does")
     parser.add_argument("--list", action="store_true", help="names alone")
-    asked = parser.parse_args()
-    names = asked.models.split(",") if asked.models else list(catalogue())
-    if asked.list:
+    args = parser.parse_args()
+    names = args.models.split(",") if args.models else list(catalogue())
+    if args.list:
         print("\n".join(names))
         return
-    column, line = (" one unit in the last place |", "---|") if asked.rounding else ("", "")
+    column, line = (" one unit in the last place |", "---|") if args.rounding else ("", "")
     print(f"| model | largest relative difference |{column} generator same | gathered in a step |")
     print(f"|---|---|{line}---|---|", flush=True)
     for name in names:
         began = time.perf_counter()
         try:
-            row = examine(name, asked.ranks, asked.rounding, asked.double).row()
+            row = examine(name, args.ranks, args.rounding, args.double).row()
         except Exception as error:  # the others are worth knowing
             print(error, file=sys.stderr, flush=True)
             row = f"| {name} | failed: {str(error).strip().splitlines()[-1]} | | |"

@@ -87,7 +87,7 @@ def test_install_and_undo_are_exact(fake, target):
         assert slots(fake) == before
 
 
-def test_what_is_imported_later_is_patched_then(tmp_path, monkeypatch):
+def test_a_module_imported_later_is_patched_then(tmp_path, monkeypatch):
     (tmp_path / "fake_target.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     installation = Installation([feature("plain")])
@@ -100,7 +100,7 @@ def test_what_is_imported_later_is_patched_then(tmp_path, monkeypatch):
     assert again.plain(1) == ("plain", 1), "what is undone stays undone"
 
 
-def test_a_missing_target_rolls_all_back(fake):
+def test_a_missing_target_rolls_back_the_installation(fake):
     undone = []
 
     class First(Feature):

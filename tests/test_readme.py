@@ -272,8 +272,8 @@ def test_every_option_that_is_named_exists():
         assert option in known
         if option == "--disable" and value and value != "NAME":
             assert set(value.split(",")) <= features
-        elif value and (row := ROWS.get(option[2:].replace("-", "_"))) and row.words:
-            assert value in row.words
+        elif value and (row := ROWS.get(option[2:].replace("-", "_"))) and row.choices:
+            assert value in row.choices
 
 
 def test_every_module_is_in_the_list():

@@ -13,7 +13,7 @@ from autoddp import torch_internals
 from tests.support.ranks import run_ranks
 
 
-def test_the_backward_of_a_function_is_told_from_that_of_an_operator():
+def test_backwards_of_functions_and_of_operators_are_distinguished():
     found = []
 
     class Twice(torch.autograd.Function):
@@ -34,7 +34,7 @@ def test_the_backward_of_a_function_is_told_from_that_of_an_operator():
     assert found == [False, True, False]
 
 
-def test_the_engine_is_told_from_the_script_and_calls_at_its_end():
+def test_the_engines_thread_is_recognised_and_runs_callbacks_at_the_end():
     found = []
 
     def hook(gradient):
@@ -49,7 +49,7 @@ def test_the_engine_is_told_from_the_script_and_calls_at_its_end():
     assert found == [True, "end"]
 
 
-def test_transforms_tracing_and_a_compilers_proxies_are_told():
+def test_transforms_tracing_and_a_compilers_proxies_are_recognised():
     found = []
 
     def look(x):
@@ -110,7 +110,7 @@ def test_a_store_is_served_at_a_socket_that_listens():
     assert (store.port, store.get("a")) == (port, b"b")
 
 
-def test_a_store_is_reached_by_another_connection():
+def test_a_store_has_another_connection():
     served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     theirs = dist.PrefixStore("of/torch", served)  # as torch makes one
     ours = torch_internals.prefixed("ours", torch_internals.prefixed("of/ours", theirs))
@@ -149,5 +149,5 @@ def walks_a_graph_of_before(group):
     return before == model.weight._version, x.grad.tolist()
 
 
-def test_a_graph_that_saved_a_weight_is_walked_after_a_replica_was_made_of_it():
+def test_a_graph_that_saved_a_weight_stays_valid_after_a_replica():
     assert run_ranks(walks_a_graph_of_before, 2) == [(True, [[4.0, 4.0]])] * 2

@@ -17,7 +17,7 @@ def project():
     return tomllib.loads(Path(ROOT, "pyproject.toml").read_text())["project"]
 
 
-def test_the_package_asks_for_the_oldest_versions_that_were_tested(project):
+def test_the_package_requires_the_oldest_tested_versions(project):
     assert f"torch>={tested.TORCH[0]}" in project["dependencies"]
     assert project["requires-python"] == f">={tested.PYTHON[0]}"
     words = "Programming Language :: Python :: "
@@ -33,7 +33,7 @@ def test_pages_name_the_oldest_versions(name):
     assert (python, torch) == (tested.PYTHON[0], tested.TORCH[0])
 
 
-def test_env_says_whether_the_versions_here_were_tested():
+def test_env_shows_whether_these_versions_were_tested():
     assert tested.words("torch", "2.6.0+cu124", ("2.6", "2.7")) == (
         "torch 2.6, 2.7 (this one is among them)"
     )

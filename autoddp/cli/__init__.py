@@ -1,4 +1,4 @@
-"""The command line: read options, call one function, set the exit code."""
+"""The command line: parse options, call one function, and exit with its code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 
 from autoddp.cli import commands, hash_seed, hints
-from autoddp.cli.parameters import Act, app
+from autoddp.cli.parameters import Action, app
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.report import PREFIX, stdout_is_read
 
@@ -28,7 +28,7 @@ def main() -> NoReturn:
             raise
         os._exit(128 + signal.SIGPIPE)
     if "autoddp.launch.agent" in sys.modules:
-        # ranks ran in forks: nothing is left to end here, and torch's own end takes half a second
+        # the ranks were forks, and ending torch in this process would take 0.5 s
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
@@ -37,30 +37,31 @@ def main() -> NoReturn:
 def command(arguments: list[str]) -> int:
     """Run the command that the arguments name, and return its exit code."""
     try:
-        act = parse(arguments)
-        return act() if callable(act) else act or 0
+        action = parse(arguments)
+        return action() if callable(action) else action or 0
     except AutoDDPError as error:
         print(f"{PREFIX} {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
 
 
-def parse(arguments: list[str]) -> Act | int | None:
-    """Return the act that the arguments ask for; or the exit code where help was asked for.
+def parse(arguments: list[str]) -> Action | int | None:
+    """Return the action for the arguments, or an exit code after printing help.
 
     Raises:
-        BadInput: An unknown command or option.
+        BadInput: The command or an option does not exist.
     """
-    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # of the click that this typer uses
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # of the click that typer uses
     parser = typer.main.get_command(app)
     try:
-        answer: Any = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)
+        result: Any = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)
     except usage_error as error:
-        raise BadInput(hints.wanted(arguments) or described(error, arguments)) from None
-    return answer
+        raise BadInput(hints.missing_command(arguments) or described(error, arguments)) from None
+    return result
 
 
 def described(error: Any, arguments: list[str]) -> str:
     """Return typer's error for a wrong command or option, and the command that shows help."""
     known = arguments[:1] if arguments[0] in typer.main.get_command(app).commands else []  # type: ignore[attr-defined]
-    of = error.ctx.command_path if error.ctx is not None else " ".join(["autoddp", *known])
-    return f"{error.format_message().rstrip('.')}; see {of} --help"
+    path = error.ctx.command_path if error.ctx is not None else " ".join(["autoddp", *known])
+    text = error.format_message().rstrip(".")
+    return f"{text}{' See' if text.endswith('?') else '; see'} {path} --help"

@@ -1,4 +1,4 @@
-"""The commands: each reads its options and names the function that does the work."""
+"""The commands: each parses its options and returns the function that does the work."""
 
 from __future__ import annotations
 
@@ -8,57 +8,56 @@ import typer
 
 from autoddp.cli import hints
 from autoddp.cli.help import examples
-from autoddp.cli.parameters import Act, Naming, app, command_of
+from autoddp.cli.parameters import Action, GetScript, app, command_of
 from autoddp.options import Options
-from autoddp.options.given import Given, check_no_run, split, whole
+from autoddp.options.parsing import Values, check_no_run, integer, split
 from autoddp.options.row import BENCH, RUN, VERIFY
 
 INTEGER, NUMBERS, PATH = "INTEGER", "INTEGER,INTEGER", "PATH"
 Steps = Annotated[
-    str | None, typer.Option(metavar=INTEGER, help="End each run after so many optimizer steps.")
+    str | None,
+    typer.Option(metavar=INTEGER, help="End each run after this number of optimizer steps."),
 ]
-Json = Annotated[
-    str | None, typer.Option(metavar=PATH, help="A file to which the results are written, as JSON.")
-]
+Json = Annotated[str | None, typer.Option(metavar=PATH, help="A JSON file for the results.")]
 
 
 @command_of(RUN)
 def run(
-    script: Naming,
-    shared: Given,
-) -> Act:
-    """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own.
+    script: GetScript,
+    shared: Values,
+) -> Action:
+    """Run SCRIPT on N processes, with the result of one. All arguments after SCRIPT are its own.
 
     SCRIPT is a file, or with -m a module.
 
-    A variable stands for each option: AUTODDP_HANG_TIMEOUT=60 is --hang-timeout 60, and
-    AUTODDP_QUIET=1 is --quiet. What is typed wins.
+    Each option has an environment variable: AUTODDP_HANG_TIMEOUT=60 is --hang-timeout 60, and
+    AUTODDP_QUIET=1 is --quiet. Options take precedence over variables.
     """
-    options, what = Options(**shared), script()
+    options, target = Options(**shared), script()
 
-    def act() -> int:
+    def action() -> int:
         from autoddp import launch
 
         if options.record is not None:
             from autoddp.tools.record.script import recorded
 
-            ended = launch.run(recorded(what, options, options.record), options)
+            code = launch.run(recorded(target, options, options.record), options)
         else:
-            ended = launch.run(what, options)
-        hint = hints.behind(what.name, what.args)
-        # a script that parses nothing takes whatever stands there, and has run on one rank
-        unheard = options.nproc is None and hint.startswith("--nproc ")
-        if hint and (ended == hints.PARSERS or unheard):
+            code = launch.run(target, options)
+        hint = hints.misplaced_option(target.name, target.args)
+        # a script that does not parse its arguments has run on one rank, without an error
+        ignored = options.nproc is None and hint.startswith("--nproc ")
+        if hint and (code == hints.USAGE_ERROR or ignored):
             launch.say(options, hint)
-        return ended
+        return code
 
-    return act
+    return action
 
 
 @command_of(VERIFY)
 def verify(
-    script: Naming,
-    shared: Given,
+    script: GetScript,
+    shared: Values,
     *,
     nproc: Annotated[
         str,
@@ -66,7 +65,7 @@ def verify(
             "-n",
             "--nproc",
             metavar=INTEGER,
-            help="The number of ranks that are compared with one process.",
+            help="The number of ranks to compare with one process.",
         ),
     ] = "2",
     steps: Steps = None,
@@ -74,26 +73,26 @@ def verify(
         bool,
         typer.Option(
             "--float64",
-            help="Run both in float64, too, even where float32 is equal.",
+            help="Compare in float64, too, even if float32 is equal.",
         ),
     ] = False,
     json: Json = None,
-) -> Act:
+) -> Action:
     """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if equal, 1 if not."""
     from autoddp.tools.verify import command as verification
     from autoddp.tools.verify.verdict import VerifyOptions
 
-    options = Options(nproc=whole("--nproc", nproc), **shared)
-    what = script()
-    ends = None if steps is None else whole("--steps", steps)
-    wanted = VerifyOptions(steps=ends, float64=float64, json=json)
-    return lambda: verification.run(what, options, wanted)
+    options = Options(nproc=integer("--nproc", nproc), **shared)
+    target = script()
+    last = None if steps is None else integer("--steps", steps)
+    tool_options = VerifyOptions(steps=last, float64=float64, json=json)
+    return lambda: verification.run(target, options, tool_options)
 
 
 @command_of(BENCH)
 def bench(
-    script: Naming,
-    shared: Given,
+    script: GetScript,
+    shared: Values,
     *,
     nproc: Annotated[
         list[str] | None,
@@ -101,64 +100,64 @@ def bench(
             "-n",
             "--nproc",
             metavar=NUMBERS,
-            help="The numbers of ranks, as 1,2,4.",
+            help="The numbers of ranks, such as 1,2,4.",
             show_default="2, 4... up to the number of GPUs",
         ),
     ] = None,
     steps: Steps = None,
     rounds: Annotated[
-        str, typer.Option(metavar=INTEGER, help="How often each number of ranks is run.")
+        str, typer.Option(metavar=INTEGER, help="The number of runs for each number of ranks.")
     ] = "3",
     json: Json = None,
     plot: Annotated[
         str | None,
         typer.Option(
-            metavar=PATH, help="An image file in which the speed-up is drawn against the ideal."
+            metavar=PATH, help="An image file for a plot of the speed-up and the ideal one."
         ),
     ] = None,
     recordings: Annotated[
         bool,
         typer.Option(
-            "--recordings", help="Summarise folders of autoddp run --record, and run nothing."
+            "--recordings", help="Summarise folders of autoddp run --record; run nothing."
         ),
     ] = False,
-) -> Act:
-    """Run SCRIPT on one process and on ranks, in copies of this folder: how fast it is, and why."""
+) -> Action:
+    """Time SCRIPT on 1 process and on ranks, in copies of this folder, and show where time goes."""
     from autoddp.tools.bench import command as benchmark
 
     if recordings:
         check_no_run(shared, nproc=nproc, steps=steps, rounds=rounds != "3")
     options = Options(**shared)
-    what = script()
-    wanted = benchmark.BenchOptions(
-        nproc=tuple(whole("--nproc", number) for number in split(nproc)),
-        steps=None if steps is None else whole("--steps", steps),
-        rounds=whole("--rounds", rounds),
+    target = script()
+    tool_options = benchmark.BenchOptions(
+        nproc=tuple(integer("--nproc", number) for number in split(nproc)),
+        steps=None if steps is None else integer("--steps", steps),
+        rounds=integer("--rounds", rounds),
         json=json,
         plot=plot,
     )
     if recordings:
-        folders = (what.name, *what.args)
-        return lambda: benchmark.summarise(folders, wanted, options.quiet)
-    return lambda: benchmark.run(what, options, wanted)
+        folders = (target.name, *target.args)
+        return lambda: benchmark.summarise(folders, tool_options, options.quiet)
+    return lambda: benchmark.run(target, options, tool_options)
 
 
 @app.command(epilog=examples("patches"))
 def patches(
     features: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FEATURE...]", help="Names of features; without any, all."),
+        typer.Argument(metavar="[FEATURE...]", help="Names of features; all by default."),
     ] = None,
-) -> Act:
-    """List what is replaced in torch and elsewhere, and why."""
+) -> Action:
+    """List the functions of torch and other packages that autoddp replaces, and why."""
     from autoddp import listing
 
     return lambda: listing.patches(features or [])
 
 
 @app.command(epilog=examples("env"))
-def env() -> Act:
-    """Show versions, GPUs, backends and the job's variables, for bug reports."""
+def env() -> Action:
+    """Show versions, GPUs, backends and variables of a job, for bug reports."""
     from autoddp import listing
 
     return listing.env

@@ -1,6 +1,6 @@
-"""The seed of Python's hashes, the same on ranks that are no forks of one process.
+"""The seed of Python's hashes, which must be the same on ranks that are not forks of one process.
 
-Sets of names then have one order on all ranks, as in one process.
+Sets of strings then have the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import MutableMapping, Sequence
 from autoddp.options import variables
 
 VARIABLE = "PYTHONHASHSEED"
-# where one of these is set, a launcher started this process
+# a launcher that started this process has set one of these
 RANK = {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}
-BEFORE = "AUTODDP_PYTHONHASHSEED"  # what it was before this process started anew
+ORIGINAL = "AUTODDP_PYTHONHASHSEED"  # its value before this process was restarted
 
 
 def restart(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
-    """Start this process anew with the seed of the other nodes, or of a launcher's other ranks.
+    """Restart this process with the hash seed of other nodes, or of other ranks of a launcher.
 
-    Python reads the seed when it starts. Ranks on one node are forks and need no seed. A seed that
-    the user has set stays, and the script sees the variable as it was.
+    Python reads the seed when it starts. Ranks that are forks on one node need no seed. A seed that
+    the user has set is kept, and the script sees the original variable.
     """
-    before = environ.pop(BEFORE, None)
-    if before is not None:
-        if before:
-            environ[VARIABLE] = before
+    original = environ.pop(ORIGINAL, None)
+    if original is not None:
+        if original:
+            environ[VARIABLE] = original
         else:
             environ.pop(VARIABLE, None)
         return
     several = any(argument.startswith("--nnodes") for argument in arguments)
-    apart = several or not (RANK | {variables.variable("nnodes")}).isdisjoint(environ)
-    if apart and environ.get(VARIABLE, "") in ("", "random") and sys.executable:
-        environ[BEFORE], environ[VARIABLE] = environ.get(VARIABLE, ""), "0"
+    separate = several or not (RANK | {variables.variable("nnodes")}).isdisjoint(environ)
+    if separate and environ.get(VARIABLE, "") in ("", "random") and sys.executable:
+        environ[ORIGINAL], environ[VARIABLE] = environ.get(VARIABLE, ""), "0"
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environ))

@@ -1,12 +1,12 @@
-"""The help of all commands: the panels of their options, and examples."""
+"""The help of the commands: panels of options, and examples."""
 
 from __future__ import annotations
 
-SAME, WRONG = "What one process means", "When something is wrong"
+RESULT, DEBUGGING = "Result", "Output and errors"
 PANELS = {
     "Launch": ("nproc", "module", "backend", "own_ddp"),
     "Several nodes": ("nnodes", "node_rank", "master_addr", "master_port"),
-    SAME: ("view", "batchnorm", "draws", "strict"),
+    RESULT: ("view", "batchnorm", "draws", "strict"),
     "Speed": ("loading", "average_every", "rowwise"),
 }
 EXAMPLES = {
@@ -16,11 +16,11 @@ EXAMPLES = {
     ),
     "run": (
         ("autoddp run --nproc 4 train.py --lr 1e-3", "Four ranks; --lr is the script's."),
-        ("AUTODDP_HANG_TIMEOUT=60 autoddp run -m pkg.train", "A variable gives an option."),
+        ("AUTODDP_HANG_TIMEOUT=60 autoddp run -m pkg.train", "Set an option by a variable."),
     ),
     "verify": (
         ("autoddp verify --steps 5 train.py", "Compare two ranks with one, for five steps."),
-        ("autoddp verify --json found.json train.py", "Tell all as data."),
+        ("autoddp verify --json found.json train.py", "Write the results to a file."),
     ),
     "bench": (
         ("autoddp bench --nproc 1,2,4 train.py", "Time the script on 1, 2 and 4 ranks."),
@@ -28,21 +28,21 @@ EXAMPLES = {
     ),
     "patches": (
         ("autoddp patches files", "Show the patches of one feature."),
-        ("autoddp patches | grep torch:save", "Find one function; a line is a patch."),
+        ("autoddp patches | grep torch:save", "Find the patch of a function."),
     ),
     "env": (
-        ("autoddp env", "Show it."),
+        ("autoddp env", "Print it."),
         ("autoddp env > env.txt", "Write it to a file, for a bug report."),
     ),
 }
 
 
 def panel_of(name: str) -> str:
-    """Return the panel of the help in which an option of the table stands."""
-    return next((panel for panel, names in PANELS.items() if name in names), WRONG)
+    """Return the panel of the help that has an option."""
+    return next((panel for panel, names in PANELS.items() if name in names), DEBUGGING)
 
 
 def examples(name: str) -> str:
-    """Return the end of a command's help: what to type, and what it does."""
-    lines = (f"{typed}\n\n    {does}" for typed, does in EXAMPLES[name])
+    """Return the examples of a command's help."""
+    lines = (f"{command}\n\n    {effect}" for command, effect in EXAMPLES[name])
     return "\n\n".join(("Examples:", *lines))

@@ -1,4 +1,4 @@
-"""Make a command of typer from a function and the table of options."""
+"""Make typer commands from functions and the table of options."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from autoddp import __version__
 from autoddp.cli.help import examples, panel_of
 from autoddp.errors import BadInput
 from autoddp.options import table, variables
-from autoddp.options.given import Given, read
+from autoddp.options.parsing import Values, parse
 from autoddp.options.row import OptionRow, flag
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
     from autoddp.process.script import Script
 
-Act = Callable[[], int]  # returned by a command, and called outside of typer's frames
-Command = Callable[..., Act]
-Naming = Callable[[], Any]  # returns the `Script`, or raises that none was given
+Action = Callable[[], int]  # returned by a command, and called outside of typer
+Command = Callable[..., Action]
+GetScript = Callable[[], Any]  # returns the `Script`, or raises if none was given
 
 RECORDINGS = "[OPTIONS] --recordings A B"
 SCRIPT_HELP = "A file, or with -m a module."
@@ -32,14 +32,14 @@ ARGS_HELP = "The script's own arguments."
 
 app = typer.Typer(
     help="Run an unmodified single-GPU PyTorch script on N processes.\n\n"
-    "autoddp COMMAND --help shows what a command takes.",
+    "autoddp COMMAND --help shows the options of a command.",
     rich_markup_mode="rich",
     epilog=examples("autoddp"),
 )
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         print(f"autoddp {__version__}")
         raise typer.Exit
@@ -58,115 +58,114 @@ def autoddp(
         ),
     ] = False,
 ) -> None:
-    """Define the options that come before a command."""
+    """Define the options before a command."""
 
 
-def command_of(taker: str) -> Callable[[Command], Command]:
-    """Make a command of a function, which takes the table's options, too.
+def command_of(name: str) -> Callable[[Command], Command]:
+    """Make a command of a function, with its own options and those of the table.
 
-    The function is called with a function that names its script, the values of the table's options
-    that it does not declare itself, and its own options as text.
+    The function gets a function that returns the script, the values of the table's options that it
+    does not declare itself, and its own options as text.
     """
 
     def register(function: Command) -> Command:
         declared = inspect.signature(function, eval_str=True).parameters.values()
         own = [p for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]
-        rows = [(f, row) for f, row in table(taker) if f.name not in {p.name for p in own}]
+        rows = [(f, row) for f, row in table(name) if f.name not in {p.name for p in own}]
 
-        def called(script: str | None, args: list[str] | None, **given: Any) -> Act:
-            typed = {field.name: given.pop(field.name) for field, _ in rows}
-            asked = not given.get("recordings")  # else nothing runs
-            shared = values(taker, typed, os.environ if asked else {}, given)
-            wanted = RECORDINGS if given.get("recordings") else "[OPTIONS] SCRIPT [ARGS...]"
+        def call(script: str | None, args: list[str] | None, **own_values: Any) -> Action:
+            texts = {field.name: own_values.pop(field.name) for field, _ in rows}
+            runs = not own_values.get("recordings")
+            shared = values(name, texts, os.environ if runs else {}, own_values)
+            usage = "[OPTIONS] SCRIPT [ARGS...]" if runs else RECORDINGS
             words = script, args or (), bool(shared["module"])
-            return function(lambda: named(f"{taker} {wanted}", *words), shared, **given)
+            return function(lambda: script_of(f"{name} {usage}", *words), shared, **own_values)
 
-        made = [
+        parameters = [
             argument("script", "SCRIPT", SCRIPT_HELP, str | None),
             argument("args", "ARGS", ARGS_HELP, list[str] | None),
             *own,
             *(parameter(field, row) for field, row in rows),
         ]
-        called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it
-        called.__annotations__, called.__doc__ = {}, function.__doc__
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__, call.__doc__ = {}, function.__doc__
         settings = {"allow_interspersed_args": False}
-        app.command(taker, context_settings=settings, epilog=examples(taker))(called)
+        app.command(name, context_settings=settings, epilog=examples(name))(call)
         return function
 
     return register
 
 
-def values(taker: str, typed: Given, environ: Mapping[str, str], own: Iterable[str]) -> Given:
-    """Return the values of a command's options.
+def values(command: str, texts: Values, environ: Mapping[str, str], own: Iterable[str]) -> Values:
+    """Return the values of a command's options in the table.
 
     Args:
-        taker: The command.
-        typed: The options of the table as they were typed, or not.
-        environ: The variables.
+        command: The command.
+        texts: The texts of the options.
+        environ: The environment variables.
         own: Names of the options that the command declares itself.
     """
-    plain: Given = {}
-    found: Given = {}
-    for field, _ in table(taker):
-        if field.name in typed:
-            plain[field.name] = field.default
-            if typed[field.name] not in (None, False, []):  # an empty text is one that was typed
-                found |= read(field, typed[field.name])
-    shared = plain | variables.given(taker, environ, {*found, *own}) | found
-    if not shared["quiet"] and (slip := variables.unknown(environ, taker)):
-        print(f"{PREFIX} {slip}", file=sys.stderr)
+    defaults: Values = {}
+    given: Values = {}
+    for field, _ in table(command):
+        if field.name in texts:
+            defaults[field.name] = field.default
+            if texts[field.name] not in (None, False, []):  # an empty text is a value
+                given |= parse(field, texts[field.name])
+    shared = defaults | variables.read(command, environ, {*given, *own}) | given
+    if not shared["quiet"] and (hint := variables.unknown(environ, command)):
+        print(f"{PREFIX} {hint}", file=sys.stderr)
     return shared
 
 
-def argument(name: str, shown: str, says: str, kind: Any) -> inspect.Parameter:
-    """Declare an argument without a flag."""
-    taken = Annotated[kind, typer.Argument(metavar=shown, help=says)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=taken)
+def argument(name: str, metavar: str, text: str, kind: Any) -> inspect.Parameter:
+    """Declare a positional argument."""
+    hint = Annotated[kind, typer.Argument(metavar=metavar, help=text)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
 
 def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
-    """Declare an option; numbers are parsed by `options.given`, whose errors are one line."""
+    """Declare an option, as text: `options.parsing` parses numbers, with errors of one line."""
     kind, default = str(field.type), False if field.type == "bool" else None
     flags = row.flags or (flag(field.name),)
-    taken: Any = bool if kind == "bool" else str | None
+    hint: Any = bool if kind == "bool" else str | None
     if kind.startswith("tuple"):
-        taken = list[str] | None
-    words = " | ".join(row.words) or row.takes or ("INTEGER" if kind.startswith("int") else "TEXT")
-    says = typer.Option(
+        hint = list[str] | None
+    type_name = "INTEGER" if kind.startswith("int") else "TEXT"
+    option = typer.Option(
         *flags,
-        help=row.says.replace("`", ""),
-        metavar=None if kind == "bool" else words,
-        show_default=row.shown.replace("`", "")
-        if field.default is None and row.shown
-        else shown(field.default),
+        help=row.help.replace("`", ""),
+        metavar=None if kind == "bool" else " | ".join(row.choices) or row.metavar or type_name,
+        show_default=row.default_text.replace("`", "")
+        if field.default is None and row.default_text
+        else default_text(field.default),
         rich_help_panel=panel_of(field.name),
-        autocompletion=(lambda: list(row.words)) if row.words else None,
+        autocompletion=(lambda: list(row.choices)) if row.choices else None,
     )
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[taken, says],
+        annotation=Annotated[hint, option],
     )
 
 
-def shown(default: Any) -> str:
-    """Write the default of an option."""
+def default_text(default: Any) -> str:
+    """Return the default of an option for the help."""
     if default is False:
         return "off"
     return "none" if default in (None, ()) else str(default)
 
 
-def named(usage: str, script: str | None, args: Sequence[str], module: bool) -> Script:
-    """Name the script that is to run, or the folders that are to be read.
+def script_of(usage: str, script: str | None, args: Sequence[str], module: bool) -> Script:
+    """Return the script to run, or the folders to read as a `Script`.
 
     Raises:
-        BadInput: None was given.
+        BadInput: No script or folder was given.
     """
     from autoddp.process.script import Script
 
     if script is None:
-        many = usage.endswith(RECORDINGS)
-        what = "recordings given; say which" if many else "script given; say which one"
-        raise BadInput(f"no {what}: autoddp {usage}")
+        what = "recordings" if usage.endswith(RECORDINGS) else "script"
+        raise BadInput(f"no {what} given; usage: autoddp {usage}")
     return Script(script, tuple(args), module)

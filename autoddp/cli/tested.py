@@ -1,7 +1,7 @@
-"""The versions of torch and Python with which tests ran.
+"""The versions of torch and Python with which autoddp was tested.
 
-The newest torch has had all of them; on the others those ran that touch torch's inner parts.
-`python -m tests.versions` runs all on each.
+All tests ran with the newest torch, and those of torch's internals with the others.
+`python -m tests.versions` runs them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ PYTHON = ("3.11", "3.12", "3.13")
 
 
 def words(name: str, version: str, tested: Sequence[str]) -> str:
-    """Say with which versions of something the tests ran, and whether this one is among them."""
+    """Return the tested versions of a package, and whether this version is one of them."""
     among = ".".join(version.split(".")[:2]) in tested
     return f"{name} {', '.join(tested)} (this one {'is' if among else 'is not'} among them)"

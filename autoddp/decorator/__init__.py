@@ -1,4 +1,4 @@
-"""`@distributed`: each call of the decorated function runs on ranks, forked from this process."""
+"""`@distributed`: each call of the decorated function runs on ranks forked from this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoddp.process.script import strip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# otherwise `torch.cuda.is_available()` starts CUDA, after which this process cannot be forked
+# otherwise `torch.cuda.is_available()` initializes CUDA, and this process cannot be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 NAMES = tuple(field.name for field, _ in table(DECORATOR))
 
@@ -31,21 +31,21 @@ def distributed(**options: Unpack[Keywords]) -> Callable[[F], F]: ...
 
 
 def distributed(function: Any = None, /, **options: Any) -> Any:
-    """Run the decorated function on N ranks, with the result of one; the rest of the script once.
+    """Run the decorated function on N ranks, with the result of one process.
 
-    Under plain `python`, this process is rank 0, and the other ranks are forked at each call and
-    end with it. If a fork is not safe, because other threads run or a GPU is in use, the call
-    raises `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A
-    variable such as AUTODDP_NPROC wins over the option that is given here. With one rank, in a
-    child process and inside a job of autoddp run the call is a plain one. A rank that dies ends
-    this process at once, with an error that names the rank.
+    Under plain `python`, this process is rank 0; the other ranks are forked at each call and end
+    with it. If a fork is not safe, because other threads run or a GPU is in use, the call raises
+    `BadInput` with a fix. By default there is one rank for each GPU. A variable such as
+    AUTODDP_NPROC takes precedence over the option. With one rank, in a child process and inside a
+    job of autoddp run, the function is called directly. If a rank dies, this process ends at once,
+    with an error that names the rank.
 
     Args:
         function: The function, when used without options.
-        **options: Those of `autoddp run`, by the same names: nproc, view, backend, ...
+        **options: The options of `autoddp run`, by the same names: nproc, view, backend, ...
 
     Raises:
-        BadInput: An option does not exist, or does not take that value.
+        BadInput: An option does not exist, or its value is wrong.
 
     Example:
         @distributed(nproc=4)
@@ -57,21 +57,20 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
             return functools.partial(decorate, chosen)
         return decorate(chosen, function)
     except BadInput as error:
-        error.__traceback__ = None  # the line that it is about is the script's
+        error.__traceback__ = None  # show only the script's line
         raise
 
 
 def decorate(options: Options, function: Any) -> Any:
-    """Wrap the function in a plain function, whose calls are jobs with these options.
+    """Wrap the function in a plain function that calls it on ranks with these options.
 
-    Any other kind of wrapper would be lost by libraries that send functions to other processes,
-    like Ray.
+    Libraries that send functions to other processes, like Ray, would lose another kind of wrapper.
     """
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(decorate(options, function.__func__))
     if not callable(function):
         raise BadInput(
-            f"@distributed is given {function!r}, which is no function; options go by name, as in "
+            f"@distributed got {function!r}, which is not a function; pass options by name, as in "
             "@distributed(nproc=2)"
         )
 
@@ -87,7 +86,7 @@ def decorate(options: Options, function: Any) -> Any:
 
 
 def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> Any:
-    """Call the decorated function in the way that is right for this process."""
+    """Call the decorated function, on ranks if this process is not one itself."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
     options = schedulers.resolve(os.environ, options)
@@ -97,32 +96,32 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
         return wrapped(*args, **kwargs)
     if world or options.nnodes > 1:
         raise BadInput(
-            "@distributed starts ranks by itself, but another launcher has started several "
-            "processes, and each has run the script up to here; have it start autoddp run, as in "
+            "@distributed starts ranks itself, but another launcher has started several processes "
+            "of this script; start autoddp run with the launcher instead, as in "
             "torchrun --nproc-per-node 2 -m autoddp run train.py"
         )
-    from autoddp.decorator import call  # with torch
+    from autoddp.decorator import call  # imports torch
 
-    return call.lead(call.DecoratedCall(wrapped, args, kwargs, options), ranks)
+    return call.run_rank0(call.DecoratedCall(wrapped, args, kwargs, options), ranks)
 
 
 def choose(options: dict[str, Any]) -> Options:
-    """Check the options given to `distributed` or to a cell, and make `Options` of them.
+    """Make `Options` of the options of `distributed` or of a cell.
 
     Raises:
-        BadInput: An option does not exist, or does not take that value.
+        BadInput: An option does not exist, or its value is wrong.
     """
     unknown = sorted(set(options) - set(NAMES))
     if unknown:
         raise BadInput(
             f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
-    meant = variables.given(DECORATOR, os.environ)
-    return Options(**{name: plain(name, value) for name, value in (options | meant).items()})
+    from_environ = variables.read(DECORATOR, os.environ)
+    return Options(**{name: plain(name, x) for name, x in (options | from_environ).items()})
 
 
 def plain(name: str, value: Any) -> Any:
-    """Return the value of an option as `Options` has it: a path as text, names as a tuple."""
+    """Convert a value to the type in `Options`: a path to text, names to a tuple."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if name == "average_every" and type(value) is int:  # a number of steps, or a word

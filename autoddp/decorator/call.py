@@ -1,4 +1,4 @@
-"""A call of a decorated function as a job: on rank 0, and on its forks."""
+"""A call of a decorated function as a job, on rank 0 and on its forks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.places import CELL
 
-Note = Callable[[int], None]  # takes RETURNED or RAISED
+SetState = Callable[[int], None]  # takes RETURNED or RAISED
 
 
 @dataclass(frozen=True)
 class DecoratedCall:
-    """The call of a decorated function or of a notebook's cell, and the options of its job."""
+    """A call of a decorated function or of a notebook's cell, and the options of its job."""
 
     wrapped: Callable[..., Any]
     args: Any
@@ -47,98 +47,98 @@ class DecoratedCall:
 
     @property
     def site(self) -> str:
-        """Return the name of the function or of the cell, as the user knows it."""
+        """Return the name of the function or of the cell for messages."""
         name: str = getattr(self.wrapped, "__qualname__", type(self.wrapped).__name__)
         return name if name.startswith(CELL) else f"{name}()"
 
 
 class ClosedGroup:
-    """The stand-in for a process group that is gone: a sharded batch has lost its other rows."""
+    """A replacement for a destroyed process group, which raises an error at any use."""
 
     def __getattr__(self, name: str) -> Any:
         raise AutoDDPError(
-            "a sharded batch is read after the job that it belongs to; return it from the "
-            "decorated function, or read it inside"
+            "a sharded batch is read after the end of its job; return it from the decorated "
+            "function, or read it inside"
         )
 
 
-def lead(call: DecoratedCall, ranks: int) -> Any:
-    """Run the call as rank 0, with the other ranks as forks, and return the result of the call.
+def run_rank0(call: DecoratedCall, ranks: int) -> Any:
+    """Run the call as rank 0, with the other ranks as forks, and return its result.
 
-    They are forked for each call, so that they have all that rank 0 has then.
+    Ranks are forked for each call, so that they have the state that rank 0 has then.
 
     Raises:
-        BadInput: The options cannot be met, or this process cannot be rank 0 of a job.
+        BadInput: The options cannot be used here, or this process cannot be forked.
     """
     if dist.is_initialized():
         raise BadInput(
             "@distributed makes its own process group, but the script has initialised one already; "
-            "leave that out, or run the whole script by autoddp run"
+            "remove that, or run the whole script with autoddp run"
         )
     launch.check(call.options)
     devices, logs = joining.find_devices(), Logs(call.options.log_dir)
     forkable.check(call.site, ranks, call.options)
     logs.make()
-    with listen() as door, closing(Forks(call.site, ranks, logs)) as others:
-        rank = others.start()
+    with listen() as listener, closing(Forks(call.site, ranks, logs)) as forked:
+        rank = forked.start()
         if rank:
-            world = place(rank, ranks, door.getsockname()[1])
-            door.close()
-            follow(call, world, devices, others)
-        # only now: its thread looks up an address, with locks that a fork would find held
-        server = torch_internals.store_behind(door)
-        return take_part(call, place(0, ranks, server.port), devices, others.conclude)
+            world = world_of(rank, ranks, listener.getsockname()[1])
+            listener.close()
+            run_fork(call, world, devices, forked)
+        # after the forks, as its thread resolves an address under locks that a fork would inherit
+        server = torch_internals.store_behind(listener)
+        return run_on_rank(call, world_of(0, ranks, server.port), devices, forked.conclude)
 
 
-def place(rank: int, ranks: int, port: int) -> World:
-    """Return the place of a rank of this node's only job."""
+def world_of(rank: int, ranks: int, port: int) -> World:
+    """Return the `World` of a rank of a job on this node."""
     return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
 
 
-def follow(call: DecoratedCall, world: World, devices: Devices, others: Forks) -> NoReturn:
-    """Run the call as a rank above 0, and end with it: rank 0 alone runs what comes after."""
+def run_fork(call: DecoratedCall, world: World, devices: Devices, forked: Forks) -> NoReturn:
+    """Run the call as a rank above 0, and end this process, as only rank 0 continues."""
 
-    def note(state: int) -> None:
+    def set_state(state: int) -> None:
         if state == RAISED:
             traceback.print_exc()  # to the log
-        others.note(world.rank, state)
+        forked.set_state(world.rank, state)
 
     try:
-        notebook.to_log(others.logs.of(world.rank))
-        take_part(call, world, devices, note)
+        notebook.to_log(forked.logs.of(world.rank))
+        run_on_rank(call, world, devices, set_state)
     except BaseException:
-        if others.states[world.rank] == RUNNING:
-            note(RAISED)
+        if forked.states[world.rank] == RUNNING:
+            set_state(RAISED)
     finally:
         forks.end()
 
 
-def take_part(call: DecoratedCall, world: World, devices: Devices, note: Note) -> Any:
-    """Call the function as a rank, and note at the end whether it has returned or raised."""
+def run_on_rank(call: DecoratedCall, world: World, devices: Devices, set_state: SetState) -> Any:
+    """Call the function as a rank, and set the state at the end: returned or raised."""
     with joined(call.options, world, devices) as run:
         try:
             result = whole(call.wrapped(*call.args, **call.kwargs))
             run.group.conclude()
         except BaseException as error:
             strip(error)
-            note(RAISED)
+            set_state(RAISED)
             raise
-        note(RETURNED)
+        set_state(RETURNED)
     return result
 
 
 @contextmanager
 def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
-    """Make this process a rank inside the context, and put it back as it was afterwards."""
-    given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
-    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
+    """Make this process a rank inside the context, and restore its state afterwards."""
+    names = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
+    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in names}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
     run = None
     try:
         worker.set_up(world)
         joining.take_device(world, devices)
-        with member(world, options, devices, report, None) as mine:
-            run = mine.run
+        with member(world, options, devices, report, None) as joined_rank:
+            run = joined_rank.run
             yield run
             run.view.pending.reduce()
     finally:
@@ -153,7 +153,7 @@ def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
 
 
 def leave(group: Group) -> None:
-    """Leave the job, so that no process group and no reducer on the parameters is left."""
+    """Leave the job, and destroy its process group and the reducers of parameters."""
     gc.collect()
     group.leave()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())

@@ -1,4 +1,4 @@
-"""Checks whether the ranks of a call can be forks of this process, and the way out if not."""
+"""Check whether this process can be forked for the ranks of a call, and suggest a fix if not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autoddp.comm import accelerator
 from autoddp.decorator import notebook
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.options.given import as_typed
+from autoddp.options.parsing import to_arguments
 from autoddp.options.row import DECORATOR
 
 HARD = 2  # omp_pause_hard
@@ -32,40 +32,40 @@ def check(site: str, ranks: int, options: Options) -> None:
     Raises:
         BadInput: A fork could hang or crash.
     """
-    against = obstacle()
-    if not against:
+    reason = obstacle()
+    if not reason:
         return
-    first = f"run `{command(ranks, options)}`, which takes the script as it is, or make "
+    fix = f"run `{command(ranks, options)}`, which needs no fork here, or make "
     if notebook.interactive():
-        first = f"{'restart the kernel' if notebook.kernel() else 'start again'} and make "
+        fix = f"{'restart the kernel' if notebook.kernel() else 'start again'} and make "
     raise BadInput(
-        f"{site} needs {ranks} ranks, but this process cannot be forked ({against}); "
-        f"{first}the call before that begins"
+        f"{site} needs {ranks} ranks, but this process cannot be forked ({reason}); "
+        f"{fix}the call before that happens"
     )
 
 
 def obstacle() -> str:
     """Return why a fork of this process could hang or crash, or an empty text if it is safe.
 
-    Threads of native pools are no obstacle: OpenBLAS handles forks by itself, and OpenMP runtimes
-    can end theirs. A child of a parent that had used libgomp's pool with two threads hung in its
-    own first use with two; after `omp_pause_resource_all` it never did.
+    Threads of native pools are no obstacle: OpenBLAS handles forks itself, and OpenMP runtimes can
+    end their threads. Without `omp_pause_resource_all`, a child hangs in its first use of libgomp's
+    pool if the parent has used the pool with several threads.
     """
     others = [thread.name for thread in threading.enumerate() if not _harmless(thread)]
     if others:
         return f"other threads run ({', '.join(others)})"
-    touched = _touched()
-    if touched:
-        return f"{touched} is in use"
+    device = _device_in_use()
+    if device:
+        return f"{device} is in use"
     if multiprocessing.active_children():
         return "it has child processes"
-    return _kept_pools()
+    return _openmp_threads()
 
 
 def _harmless(thread: threading.Thread) -> bool:
-    """Return whether a thread allows a fork: this one, a kernel's own, the monitor of tqdm's bars.
+    """Return whether a thread allows a fork: this one, a kernel's, or tqdm's monitor.
 
-    The monitor is ended here, which is known to be safe; the next bar starts another.
+    The monitor is ended here, which is safe; the next bar starts another one.
     """
     if type(thread).__module__ == "tqdm._monitor":
         monitor: Any = thread
@@ -74,10 +74,10 @@ def _harmless(thread: threading.Thread) -> bool:
     return thread is threading.current_thread() or notebook.owns(thread)
 
 
-def _touched() -> str:
+def _device_in_use() -> str:
     """Return the kind of accelerator that a fork of this process could not use, empty if none.
 
-    Asking for devices may already have initialized one.
+    A query of devices may have initialized it already.
     """
     kind = accelerator.kind()
     if not kind:
@@ -86,18 +86,18 @@ def _touched() -> str:
             pid = os.fork()
         if pid == 0:
             os._exit(int(accelerator.unforkable()))
-        poisoned = os.waitpid(pid, 0)[1]
-        # after a step of Adam, torch's build for CUDA reports this on a machine without GPUs, too
-        there = poisoned and torch.accelerator.device_count()
-        found = torch_internals.accelerator() if there else None
-        kind = found.type if found is not None else ""
+        unusable = os.waitpid(pid, 0)[1]
+        # after a step of Adam, torch's build for CUDA reports this without any GPU, too
+        has_devices = unusable and torch.accelerator.device_count()
+        device = torch_internals.accelerator() if has_devices else None
+        kind = device.type if device is not None else ""
     return "CUDA" if kind == "cuda" else kind
 
 
-def _kept_pools() -> str:
+def _openmp_threads() -> str:
     """End the idle threads of OpenMP runtimes; return why some are left, empty if none is.
 
-    A runtime starts them again when it needs them. A runtime older than OpenMP 5.0 ends none.
+    A runtime starts threads again when it needs them. One older than OpenMP 5.0 cannot end them.
     """
     maps = Path("/proc/self/maps").read_text().splitlines()
     for path in {line.rpartition(" ")[2] for line in maps}:
@@ -109,12 +109,12 @@ def _kept_pools() -> str:
 
 
 def command(ranks: int, options: Options) -> str:
-    """Return the command that runs this script on ranks from its first line on."""
+    """Return the `autoddp run` command that runs this script on ranks."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name != "__main__":
-        named = ["-m", spec.name.removesuffix(".__main__")]
+        script = ["-m", spec.name.removesuffix(".__main__")]
     else:
-        named = sys.argv[:1] if os.path.isfile(sys.argv[0]) else [getattr(main, "__file__", "-")]
-    given = as_typed(replace(options, nproc=ranks), DECORATOR)
-    return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])
+        script = sys.argv[:1] if os.path.isfile(sys.argv[0]) else [getattr(main, "__file__", "-")]
+    arguments = to_arguments(replace(options, nproc=ranks), DECORATOR)
+    return shlex.join(["autoddp", "run", *arguments, *script, *sys.argv[1:]])

@@ -1,7 +1,7 @@
-"""The ranks above 0 of one call: forks of this process, which rank 0 watches to their end.
+"""The ranks above 0 of one call: forks of this process, which rank 0 watches in a thread.
 
-Rank 0 watches them in a thread, since its main thread may wait in a collective that a dead rank
-never answers: then nothing but the end of the process ends the wait.
+Rank 0's main thread may wait in a collective for a dead rank; then only the end of the process ends
+the wait.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from autoddp.process import streams
 from autoddp.process.launcher_signals import ENDING, live_with
 from autoddp.process.streams import Logs, tail
 
-GRACE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
-LAST = 120.0  # seconds that the others have to return once rank 0 has
-TICK, SOON = 0.2, 0.001  # seconds between two looks: of the watcher, of who waits for the end
+GRACE = 5.0  # seconds to wait for the other ranks to raise, once one has raised
+RETURN_TIMEOUT = 120.0  # seconds to wait for the other ranks to return, once rank 0 has returned
+WATCH_INTERVAL, WAIT_INTERVAL = 0.2, 0.001  # seconds between two checks
 RUNNING, RETURNED, RAISED = range(3)
 
 
 class Forks:
-    """All ranks above 0 of one call, as rank 0 starts and watches them."""
+    """The ranks above 0 of one call, which rank 0 starts and watches."""
 
     def __init__(self, site: str, ranks: int, logs: Logs) -> None:
         self.site, self.ranks, self.logs = site, ranks, logs  # site: name of the function
-        self.pid, self.pids = os.getpid(), dict[int, int]()  # pids: of those that have not ended
-        self.states = mmap.mmap(-1, ranks)  # of each rank, in memory that all share
+        self.pid, self.pids = os.getpid(), dict[int, int]()  # pids: of running ranks
+        self.states = mmap.mmap(-1, ranks)  # the state of each rank, in shared memory
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="autoddp", daemon=True)
 
@@ -44,7 +44,7 @@ class Forks:
         streams.flush()
         for rank in range(1, self.ranks):
             with warnings.catch_warnings():
-                # newer Pythons warn of any thread; `forkable` has looked at each
+                # Python 3.12 warns of any thread; `forkable` has checked each
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -54,43 +54,43 @@ class Forks:
         self._watcher.start()
         return 0
 
-    def note(self, rank: int, state: int) -> None:
-        """Note that a rank has returned or raised."""
+    def set_state(self, rank: int, state: int) -> None:
+        """Record that a rank has returned or raised."""
         streams.flush()
         self.states[rank] = state
 
     def conclude(self, state: int) -> None:
-        """Wait for the others to return or raise like rank 0, for a limited time.
+        """Wait for a limited time for the other ranks to return or raise like rank 0.
 
-        If rank 0 has returned and another rank has not, the whole program ends, unless this is an
-        interactive session, whose variables are those of rank 0.
+        If rank 0 has returned and another rank has not, the program ends. An interactive session
+        continues, with an exception.
 
         Raises:
             Disagreement: Another rank has not returned, in an interactive session.
         """
-        self.note(0, state)
+        self.set_state(0, state)
         interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-        grace = LAST if state == RETURNED else 0 if interrupted else GRACE
+        grace = RETURN_TIMEOUT if state == RETURNED else 0 if interrupted else GRACE
         deadline = time.monotonic() + grace
         while RUNNING in self.states[:] and time.monotonic() < deadline:
-            time.sleep(SOON)
+            time.sleep(WAIT_INTERVAL)
         other = next((rank for rank in range(self.ranks) if self.states[rank] != state), None)
         if other is None or state == RAISED:  # rank 0's error is the reason
             return
-        did = "raised an exception in" if self.states[other] == RAISED else "did not return from"
-        what = f"{did} {self.site}, rank 0 returned"
+        verb = "raised an exception in" if self.states[other] == RAISED else "did not return from"
+        what = f"{verb} {self.site}, but rank 0 returned"
         if notebook.interactive():
             log = tail(self.logs.of(other))
             raise Disagreement(f"rank {other} {what}; the end of its log:\n{log}")
         self.fail(other, what, 1)
 
     def close(self) -> None:
-        """End all ranks; do nothing in a child of this process, which has no ranks."""
+        """End all ranks; do nothing in a child of this process."""
         if os.getpid() != self.pid:
             return
         self._stop.set()
         if self._watcher.is_alive():
-            self._watcher.join()  # from here on, ranks end because they are killed here
+            self._watcher.join()  # before the ranks are killed
         self._kill()
         for pid in self.pids.values():
             with contextlib.suppress(ChildProcessError):
@@ -98,7 +98,7 @@ class Forks:
         self.logs.remove()
 
     def fail(self, rank: int, what: str, code: int) -> NoReturn:
-        """Name the rank, show its log, and end the program: rank 0 might wait for it for ever."""
+        """Print the failure and the log of a rank, and end the program."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
                 stream.flush()
@@ -114,24 +114,24 @@ class Forks:
                 os.kill(pid, signal.SIGKILL)
 
     def _watch(self) -> None:
-        """End the program where a rank has ended, or has left the call alone."""
-        since: dict[int, float] = {}  # when each was seen to have raised
-        while not self._stop.wait(TICK):
+        """End the program if a rank has ended, or has raised an exception and rank 0 has not."""
+        since: dict[int, float] = {}  # the times at which ranks were found to have raised
+        while not self._stop.wait(WATCH_INTERVAL):
             for rank in list(self.pids):
-                code = self._ended(rank)
+                code = self._exit_code(rank)
                 if code is not None:
                     what = Failure(rank, rank, code).what
                     self.fail(rank, what, 128 - code if code < 0 else 1)
                 if self.states[rank] == RAISED and self.states[0] == RUNNING:
                     now = time.monotonic()
                     if now - since.setdefault(rank, now) > GRACE:
-                        self.fail(rank, f"raised an exception in {self.site}, rank 0 did not", 1)
+                        self.fail(rank, f"raised an exception in {self.site}, unlike rank 0", 1)
 
-    def _ended(self, rank: int) -> int | None:
-        """Return the exit code of a rank that has ended; negative: minus the signal."""
+    def _exit_code(self, rank: int) -> int | None:
+        """Return the exit code of a rank, or minus its signal; None while it runs."""
         try:
             pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
-        except ChildProcessError:  # the script has waited for it itself
+        except ChildProcessError:  # the script has reaped it
             pid, status = self.pids[rank], 1 << 8
         if pid:
             del self.pids[rank]
@@ -140,9 +140,9 @@ class Forks:
 
 
 def end() -> NoReturn:
-    """Wait, as a rank above 0, until rank 0 ends this process, which others may need until then."""
+    """Wait, as a rank above 0, until rank 0 ends this process; other ranks may still need it."""
     try:
-        for number in ENDING:  # rank 0 acts on them
+        for number in ENDING:  # rank 0 handles these signals
             signal.signal(number, signal.SIG_IGN)
         streams.flush()
         while True:

@@ -1,4 +1,4 @@
-"""The keywords of `@distributed` with their types, for editors and type checkers."""
+"""The keyword arguments of `@distributed` with their types, for type checkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a file so that a killed run leaves the old one or the new one, never half of one."""
+"""Atomic file writes: a killed run leaves the old file or the new one, never half of one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 class Draft(AbstractContextManager["Draft"]):
     """A file that is written to a folder next to its target, under the same name, and then renamed.
 
-    What is not put in place is removed at the end of the `with` statement.
+    The end of the `with` statement removes a draft that was not put in place.
 
-    The name stays because writers look at it: for the format, for a suffix to add, for the name
-    of the folder inside a checkpoint's archive.
+    The name is the target's because writers use it: for the format, for a suffix that they add,
+    for the name of the folder inside a checkpoint's archive.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.folder, self.name = os.path.dirname(path), os.path.basename(path)
         self._scratch: str | None = None
-        self._link: str | None = None  # by which the launcher removes the draft of a killed rank
+        self._link: str | None = None  # with which the launcher removes the draft of a killed rank
 
     def write(self, save: Callable[[str], Any]) -> Any:
         """Call `save` with the path to write to; errors that it raises name the user's path."""
@@ -37,10 +37,10 @@ class Draft(AbstractContextManager["Draft"]):
             scratch = self._make() if self._is_plain() else None
         except OSError as error:
             if error.errno not in REFUSED:
-                raise OSError(error.errno, error.strerror, self.path) from None  # the old one stays
+                raise OSError(error.errno, error.strerror, self.path) from None  # old file stays
             scratch = None
         if scratch is None:
-            return save(self.path)  # a device, a file in a folder that may not be written, an error
+            return save(self.path)  # a device, a file in a read-only folder, or an error
         try:
             result = save(os.path.join(scratch, self.name))
             for name in os.listdir(scratch):  # numpy adds a suffix
@@ -61,7 +61,7 @@ class Draft(AbstractContextManager["Draft"]):
             raise OSError(error.errno, error.strerror, self.path) from None
 
     def __exit__(self, *_: object) -> None:
-        """Remove the draft and the launcher's link to it; leave the file that is in place."""
+        """Remove the draft and the launcher's link to it; a file that is in place stays."""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
         if self._link is not None:
@@ -69,8 +69,8 @@ class Draft(AbstractContextManager["Draft"]):
                 os.unlink(self._link)
 
     def _make(self) -> str:
-        """Make the folder next to the target, after the link by which the launcher finds it."""
-        short = os.fsdecode(os.fsencode(self.name)[:200])  # a name may not be much longer
+        """Make the folder next to the target, after the link with which the launcher finds it."""
+        short = os.fsdecode(os.fsencode(self.name)[:200])  # file systems limit names to 255 bytes
         name = f".{short}.{time.monotonic_ns():x}"
         scratch = os.path.join(os.path.dirname(os.path.realpath(self.path)), name)
         if HERE.private is not None:
@@ -85,10 +85,10 @@ class Draft(AbstractContextManager["Draft"]):
     def _is_plain(self) -> bool:
         """Return whether a plain write would make or replace a regular file."""
         try:
-            there = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:
             return bool(self.name)
-        return stat.S_ISREG(there.st_mode) and os.access(self.path, os.W_OK)
+        return stat.S_ISREG(status.st_mode) and os.access(self.path, os.W_OK)
 
 
 def _finish(path: str, target: str) -> None:

@@ -1,7 +1,7 @@
-"""Paths where libraries write on every rank for real, since nothing there is a result of the job.
+"""Paths of caches, which every rank really reads and writes, as they hold no results of the job.
 
-One list serves all libraries: it goes by the path, never by the caller. A path that is not in the
-list is the job's: a script may decide by a cache of its results whether to compute them again.
+The list names paths, whichever library uses them. Files outside of it belong to the job: a script
+may look at a cache of its own to decide whether to compute its results again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from autoddp.report.temporary import named, temporary_folder
 SYSTEM = ("/dev/", "/proc/", "/sys/")
 # Folders of files that the interpreter and packages keep next to their own code.
 PARTS = re.compile("|".join((*INSTALLED, "/__pycache__/")))
-# Environment variables that name folders in which libraries keep what they may make again.
+# Environment variables that name folders in which libraries keep reproducible files.
 VARIABLES = (
     *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"),
     *("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"),
     *("CUDA_CACHE_PATH", "KERAS_HOME", "YOLO_CONFIG_DIR", "JOBLIB_TEMP_FOLDER", "WANDB_CACHE_DIR"),
     *("WANDB_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "PYTHONPYCACHEPREFIX"),
 )
-# Their parent folders, by the variable that names each and by their place at home, and their names.
+# Parents of cache folders, as variable and default below the home folder; and the caches' names.
 HOLD = {"XDG_CACHE_HOME": ".cache", "XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": ".local/share"}
 LIBRARIES = (
     *("torch", "torch_extensions", "huggingface", "matplotlib", "fontconfig", "numba", "cupy"),
@@ -39,20 +39,20 @@ AT_HOME = (
 )
 # all variables that the list depends on, encoded as `os.environ` keeps them
 DEPENDS_ON = tuple(map(os.fsencode, ("HOME", "TMPDIR", "TEMP", "TMP", *HOLD, *VARIABLES)))
-# Files of Hugging Face's `datasets` that tell it whether it runs the script's function again.
+# Files by which Hugging Face's `datasets` decides whether to run the script's function again.
 COMPUTED = re.compile(r".*/(cache-|generator/)")
-# Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
+# Fixed names in the temporary folder: compiled kernels, and files shared by workers of one rank.
 TEMPORARY = ("torchinductor_", "joblib_memmapping_folder_", "pymp-", "ray/")
 
 
 def keeps(path: str, private: set[str]) -> bool:
-    """Return whether `path` is in a cache, or is this rank's own.
+    """Return whether `path` is in a cache, or is private to this rank.
 
-    The nearest of the folders that hold `path` decides: the job's own may lie below a temporary
-    one, and a cache below the job's.
+    The nearest known folder above `path` decides: the job's folder may be below a temporary one,
+    and a cache below the job's folder.
 
     Args:
-        path: The full path, as `paths.text` makes it.
+        path: The full path, as returned by `paths.text`.
         private: Temporary folders and files that libraries on this rank made for themselves.
     """
     if path.startswith(SYSTEM) or PARTS.search(path) or path in private:
@@ -62,11 +62,11 @@ def keeps(path: str, private: set[str]) -> bool:
     folders, computed = _known((*map(variables.get, DEPENDS_ON), tempfile.tempdir, job))
     within = f"{path}/"
     if not within.startswith(folders) and not any(within.startswith(f"{one}/") for one in private):
-        return False  # as nearly all are
+        return False  # the common case
     if any(path.startswith(f) and COMPUTED.match(path, len(f) - 1) for f in computed):
         return False
-    mine = [*folders, *(f"{folder}/" for folder in private)]
-    longest = max((len(folder) for folder in mine if within.startswith(folder)), default=0)
+    own = [*folders, *(f"{folder}/" for folder in private)]
+    longest = max((len(folder) for folder in own if within.startswith(folder)), default=0)
     return longest > (len(job) if within.startswith(job) else 0)
 
 
@@ -79,22 +79,22 @@ def _known(_: tuple[bytes | str | None, ...]) -> tuple[tuple[str, ...], tuple[st
 def _caches() -> Iterator[str]:
     home = os.path.expanduser("~")
     yield from (f"{home}/{name}/" for name in AT_HOME)
-    for variable, place in HOLD.items():
-        for folder in {f"{home}/{place}", *_given(variable)}:
+    for variable, default in HOLD.items():
+        for folder in {f"{home}/{default}", *_folders_of(variable)}:
             yield from (f"{folder}/{name}/" for name in LIBRARIES)
     for variable in VARIABLES:
-        yield from (f"{folder}/" for folder in _given(variable))
+        yield from (f"{folder}/" for folder in _folders_of(variable))
     for folder in (temporary_folder(), *named()):
         yield from (f"{folder}/{name}" for name in TEMPORARY)
 
 
 def _of_datasets() -> Iterator[str]:
-    yield from (f"{folder}/" for folder in _given("HF_DATASETS_CACHE"))
-    yield from (f"{folder}/datasets/" for folder in _given("HF_HOME"))
-    for folder in (os.path.expanduser("~/.cache"), *_given("XDG_CACHE_HOME")):
+    yield from (f"{folder}/" for folder in _folders_of("HF_DATASETS_CACHE"))
+    yield from (f"{folder}/datasets/" for folder in _folders_of("HF_HOME"))
+    for folder in (os.path.expanduser("~/.cache"), *_folders_of("XDG_CACHE_HOME")):
         yield f"{folder}/huggingface/datasets/"
 
 
-def _given(variable: str) -> list[str]:
+def _folders_of(variable: str) -> list[str]:
     value = os.environ.get(variable)
     return [paths.text(value)] if value else []

@@ -1,4 +1,4 @@
-"""Worker processes that the script starts: each rank has its own, which write to its overlay."""
+"""Worker processes of the script: each rank starts its own, which write to the rank's overlay."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from concurrent.futures import wait
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
+from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask, each
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import EffectRow, Outward, ask, each
 from autoddp.effects.ownership import users_call
 from autoddp.patching import Call, patch
 
@@ -22,25 +22,25 @@ THROUGH = tuple(
 SPAWNS = ("multiprocessing.", "loky.backend.", "joblib.externals.loky.backend.")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 QUEUE = (
-    "items come from each rank's own workers, in an order that may differ between ranks: "
+    "items come from each rank's own workers, in an order that may differ between ranks; "
     "Pool.map and executors return results in one order"
 )
-# The first code of an interpreter that multiprocessing starts for a rank above 0.
+# The first code that an interpreter runs if multiprocessing starts it for a rank above 0.
 MUTED = (
     "import sys; sys.path.append({!r}); from autoddp.process.muted import mute; "
     "sys.path.pop(); mute({}, {}, {!r})"
 )
 
 
-class Children(Outward):
-    """The script's worker processes: those of ranks above 0 write to their rank's overlay."""
+class Children(EffectFeature):
+    """The feature for worker processes: those of ranks above 0 write to the overlay."""
 
     name: ClassVar[str] = "children"
     without: ClassVar[str] = "worker processes of every rank write, and results come in any order"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(
             ("multiprocessing.process:BaseProcess.is_alive",),
-            why="whether a worker still runs is rank 0's answer",
+            why="all ranks get rank 0's answer on whether a worker still runs",
         ),
         each(
             ("multiprocessing.queues:Queue.get", "multiprocessing.queues:SimpleQueue.get"),
@@ -50,12 +50,12 @@ class Children(Outward):
 
     @patch(
         "multiprocessing.process:BaseProcess._bootstrap",
-        why="workers that are daemons end with their rank, if that is killed, too",
+        why="workers that are daemons end with their rank, even if it is killed",
     )
     def follow(self, call: Call) -> Any:
-        """Have the kernel end this process, a fork, when the rank ends.
+        """Have the kernel kill this process, a fork, when the rank ends.
 
-        The kernel goes by the thread that forked it, so this is done on the script's thread alone.
+        The kernel watches the forking thread, so only forks of the script's thread do this.
         """
         if call.instance.daemon and self.context.on_script_thread():
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -64,33 +64,34 @@ class Children(Outward):
     @patch(
         *(f"{at}spawn:get_preparation_data" for at in SPAWNS),
         optional=True,
-        why="workers of ranks above 0 that are no forks write to their rank's overlay, too",
+        why="spawned workers of ranks above 0 write to their rank's overlay",
     )
     def prepare_fresh(self, call: Call) -> Any:
-        """Have a new interpreter of a rank above 0 run `MUTED` before all else."""
+        """Have a new interpreter of a rank above 0 run `MUTED` first."""
         data = call.plain()
         if not self.rank or self.effects.mode() is Mode.PASS_THROUGH:
             return data
-        world, folder = self.run.world, self.effects.overlay.place()
-        return {"autoddp": First(MUTED.format(ROOT, world.rank, world.world_size, folder)), **data}
+        world, folder = self.run.world, self.effects.overlay.root()
+        first = RunFirst(MUTED.format(ROOT, world.rank, world.world_size, folder))
+        return {"autoddp": first, **data}
 
     @patch(
         *("os:wait", "os:waitpid", "multiprocessing.process:BaseProcess.join"),
-        *(f"multiprocessing.pool:{of}" for of in ("Pool.join", "Pool.terminate")),
-        *(f"multiprocessing.pool:ApplyResult.{of}" for of in ("get", "wait")),
-        *(f"multiprocessing.pool:IMapIterator.{of}" for of in ("next", "__next__")),
+        *(f"multiprocessing.pool:{name}" for name in ("Pool.join", "Pool.terminate")),
+        *(f"multiprocessing.pool:ApplyResult.{name}" for name in ("get", "wait")),
+        *(f"multiprocessing.pool:IMapIterator.{name}" for name in ("next", "__next__")),
         *("concurrent.futures:Future.result", "joblib.parallel:Parallel.__call__"),
         "concurrent.futures.process:ProcessPoolExecutor.shutdown",
         optional=True,
-        why="what rank 0's worker processes wrote is there before any rank reads it",
+        why="rank 0's workers have written their files before any rank reads them",
     )
     def wait_for_all(self, call: Call) -> Any:
         """Wait for the same workers of all ranks, so that rank 0's files are complete.
 
-        While other workers run, this rank's own files stay in its overlay.
+        This rank's files stay in its overlay while other workers run.
         """
-        itself = call.name.startswith("posix.") or call.name.endswith("Process.join")
-        if not self._asks(() if itself else THROUGH):
+        direct = call.name.startswith("posix.") or call.name.endswith("Process.join")
+        if not self._waits(() if direct else THROUGH):
             return call.plain()
         outcome = Outcome.of(call.plain)
         self.effects.do_on_rank0(call.name, lambda: None)
@@ -101,23 +102,23 @@ class Children(Outward):
     @patch(
         "multiprocessing.pool:Pool.imap_unordered",
         *("concurrent.futures:as_completed", "concurrent.futures._base:as_completed"),
-        why="results come in the same order on all ranks: that of the tasks",
+        why="results are in the order of the tasks, which is the same on all ranks",
     )
     def in_order(self, call: Call) -> Any:
-        """Return the results in the order of the tasks; a set has none."""
+        """Return the results in the order of the tasks; tasks in a set have no order."""
         tasks = call.named.get("fs", ())
-        if not self._asks() or isinstance(tasks, (set, frozenset)) or call.named.get("timeout"):
+        if not self._waits() or isinstance(tasks, (set, frozenset)) or call.named.get("timeout"):
             return call.plain()
         if call.instance is not None:
             return call.instance.imap(*call.args, **call.kwargs)
         return (wait([task]) and task for task in dict.fromkeys(tasks))
 
-    def _asks(self, through: tuple[str, ...] = ()) -> bool:
-        """Return whether the script itself waits, which all ranks do in the same order."""
+    def _waits(self, through: tuple[str, ...] = ()) -> bool:
+        """Return whether the script itself waits, as all ranks do in one order."""
         return self.effects.mode() is Mode.SYNCED and users_call(2, through)
 
 
-class First:
+class RunFirst:
     """An object that runs `code` where it is unpickled, before autoddp is imported there."""
 
     def __init__(self, code: str) -> None:

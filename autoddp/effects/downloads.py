@@ -1,4 +1,4 @@
-"""What the script downloads comes once: rank 0 first, then one rank of each node, then all."""
+"""Downloads are requested once: by rank 0 first, then by one rank of each other node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from urllib.response import addinfourl
 
 from autoddp.comm.topology import leaders
+from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
@@ -22,8 +22,8 @@ MODELS = (
     "torchvision._internally_replaced_utils:load_state_dict_from_url",
     "torchvision.models._api:load_state_dict_from_url",
 )
-MAKERS = (  # of the files of a data set
-    *(f"torchvision.datasets.utils:{of}" for of in ("download_url", "extract_archive")),
+MAKERS = (  # functions that only make files of a data set
+    *(f"torchvision.datasets.utils:{function}" for function in ("download_url", "extract_archive")),
     "torchvision.datasets.utils:download_and_extract_archive",
     "torchvision.datasets.utils:download_file_from_google_drive",
 )
@@ -31,124 +31,125 @@ ASKERS = (
     *("http.client:HTTPConnection.connect", "urllib3.connection:HTTPConnection.connect"),
     *("httpx:Client.send", "httpx:AsyncClient.send", "aiohttp:ClientSession._request"),
 )
-ASKED = "every rank asks the network; urllib.request, requests and torch.hub ask once for all"
-LIMIT = 64 << 20  # bytes of a body that are handed to the other ranks
+ASKED = "every rank sends it; urllib.request, requests and torch.hub send one for all ranks"
+LIMIT = 64 << 20  # the largest body, in bytes, that rank 0 sends to the other ranks
 TOO_LARGE = (
-    f"{{}} is not handed from rank to rank, which bodies of up to {LIMIT >> 20} MB by http are: "
-    "every rank asks for it; urllib.request.urlretrieve asks once"
+    f"every rank requests {{}}, as rank 0 only shares HTTP bodies of up to {LIMIT >> 20} MB; "
+    "urllib.request.urlretrieve requests it once"
 )
 
 
-class Downloads(Outward):
-    """The script's downloads: ranks that come later find the file, or are handed the body."""
+class Downloads(EffectFeature):
+    """The feature for downloads: one rank requests a file or a body, and the others get it."""
 
     name: ClassVar[str] = "downloads"
     libraries: ClassVar[bool] = True
-    without: ClassVar[str] = "every rank asks for what it downloads"
+    without: ClassVar[str] = "every rank requests every download"
     rows: ClassVar[tuple[EffectRow, ...]] = (each(ASKERS, why=ASKED, harmless=True, optional=True),)
 
-    @patch(*MODELS, *MAKERS, why="one request for a disk, whoever asks", optional=True)
+    @patch(*MODELS, *MAKERS, why="one request per disk, whoever calls", optional=True)
     def load_in_turn(self, call: Call) -> Any:
-        """Load on rank 0, once all have looked for the file, and on the first rank of each node.
+        """Load on rank 0, once all ranks have made the call, and on the first rank of each node.
 
-        The others load what is there then; of what makes files alone they get the answer.
+        The other ranks then load the file that is there; if the call only makes files, they get its
+        result.
         """
-        made, answer, makes = [], None, call.target in MAKERS
+        loaded, answer, makes = [], None, call.target in MAKERS
         if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
 
         def load() -> Any:
-            made.append(call.plain())
-            return made[0] if makes else None
+            loaded.append(call.plain())
+            return loaded[0] if makes else None
 
         site = f"{call.name} at {users_line(1)}"
         with self.context.internal():
             for leader in leaders(self.effects.group):
                 answer = self.run.group.call(site, load, by=leader, all_here=True)
-            return made[0] if made else answer if makes else call.plain()
+            return loaded[0] if loaded else answer if makes else call.plain()
 
     @patch(
         *("torch.hub:download_url_to_file", "urllib.request:urlretrieve"),
         "torchvision.datasets.utils:_urlretrieve",
-        why="one request for a disk",
+        why="one request per disk",
         optional=True,
     )
     def load_once(self, call: Call) -> Any:
-        """Load a file on rank 0, and on nodes that lack its folder: these never look for it."""
+        """Load a file on rank 0, and on each node that does not share its folder."""
         if self.effects.users() is not Mode.SYNCED:
             return call.plain()
-        made = self.effects.ask_rank0(call.name, call.plain)  # None, or a path and headers
-        path = made[0] if made else call.named.get("dst") or call.named["filename"]
+        result = self.effects.ask_rank0(call.name, call.plain)  # None, or a path and headers
+        path = result[0] if result else call.named.get("dst") or call.named["filename"]
         writers = self.effects.writers(os.path.expanduser(path))
         named = {} if "dst" in call.named else {"filename": path}  # else a temporary file's
         self.effects.repeat(call.name, lambda: call.changed(**named), writers)
-        return made
+        return result
 
     @patch(
         *("urllib.request:urlopen", "torch.hub:urlopen", "pandas.io.common:urlopen"),
-        why="one request for the job; the body is handed on",
+        why="one request for the job; rank 0 sends the body to the others",
         optional=True,
     )
     def open_once(self, call: Call) -> Any:
-        """Ask on rank 0, and hand the response to all ranks."""
+        """Send the request on rank 0, and return the response on all ranks."""
         url: Any = call.args[0] if call.args else call.named.get("url")
-        return self._hand_on(call, str(getattr(url, "full_url", url)), read, answer)
+        return self._share(call, str(getattr(url, "full_url", url)), read, answer)
 
     @patch(
         "requests.sessions:Session.request",
-        why="one request for the job; it is handed on",
+        why="one request for the job; rank 0 sends the response to the others",
         optional=True,
     )
     def request_once(self, call: Call) -> Any:
-        """Ask on rank 0, and hand the response to all ranks, like `open_once`."""
+        """Send the request on rank 0, and return the response on all ranks, like `open_once`."""
         url = str(call.named.get("url"))
-        made = self._hand_on(call, url, read_requests, answer_requests)
-        for response in (*made.history, made):
-            call.instance.cookies.update(response.cookies)
-        return made
+        response = self._share(call, url, read_requests, answer_requests)
+        for one in (*response.history, response):
+            call.instance.cookies.update(one.cookies)
+        return response
 
-    def _hand_on(
+    def _share(
         self, call: Call, url: str, read: Callable[[Any], Any], answer: Callable[[Any], Any]
     ) -> Any:
-        """Return what rank 0 was answered; ask on every rank for what is not handed on."""
+        """Return rank 0's response; if it cannot be shared, send the request on every rank."""
         package = sys.modules[call.target.partition(":")[0].partition(".")[0]]
         through = os.path.dirname(package.__file__ or "") + "/"
         if self.effects.users(through=(through,)) is not Mode.SYNCED:
             return call.plain()
-        found = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
-        if found is not None:
-            return answer(found)
-        if urlsplit(url).scheme not in ("file", "data"):  # there nobody is asked
+        shared = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
+        if shared is not None:
+            return answer(shared)
+        if urlsplit(url).scheme not in ("file", "data"):  # these send no request
             self.run.report.say_once("downloads", users_line(), TOO_LARGE.format(url))
         with self.context.internal():
             return call.plain()
 
 
 def read(response: Any) -> tuple[Any, ...] | None:
-    """Read a response of `urlopen`; return None if it is not to be handed on.
+    """Read a response of `urlopen`; return None if it cannot be shared.
 
-    That is a body of more than `LIMIT`, and what has come from no web server.
+    It cannot if its body exceeds `LIMIT`, or if it does not come from a web server.
     """
     with response:
         if not isinstance(response, HTTPResponse) or (response.length or 0) > LIMIT:
             return None
-        # with a size, `read` would take an early end for that of the body
+        # with a size, `read` would not notice that the body ends early
         body = response.read() if response.length is not None else response.read(LIMIT + 1)
-    head = response.reason, response.headers, response.url, response.status
-    return None if len(body) > LIMIT else (body, *head)
+    rest = response.reason, response.headers, response.url, response.status
+    return None if len(body) > LIMIT else (body, *rest)
 
 
-def answer(found: tuple[Any, ...]) -> Any:
-    """Return a response made of what `read` returned."""
-    body, reason, headers, url, status = found
-    made: Any = addinfourl(io.BytesIO(body), headers, url, status)
-    made.reason = made.msg = reason
-    made.getheader, made.getheaders = headers.get, headers.items
-    return made
+def answer(parts: tuple[Any, ...]) -> Any:
+    """Make a response of what `read` returned."""
+    body, reason, headers, url, status = parts
+    response: Any = addinfourl(io.BytesIO(body), headers, url, status)
+    response.reason = response.msg = reason
+    response.getheader, response.getheaders = headers.get, headers.items
+    return response
 
 
 def read_requests(response: Any) -> Any:
-    """Return a response of requests with its body read, None if that is more than `LIMIT`."""
+    """Return a response of requests with its body read, None if the body exceeds `LIMIT`."""
     body = b""
     with response:
         for part in response.iter_content(1 << 20):  # a stream may have no end

@@ -1,7 +1,7 @@
-"""The rules that all side effects share: which ranks make a call, and whether they synchronize.
+"""The rules for all side effects: which ranks make a call, and whether they synchronize.
 
-A call is synchronized only where all ranks make it, in the same order: in the rank itself (not in a
-worker process), on the thread that runs the script, outside a data set's fetch.
+Ranks synchronize a call only if all of them make it, in the same order: in the rank itself (not in
+a worker process), on the thread that runs the script, outside of a data set's fetch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """How a call that touches the outside world is made."""
+    """How ranks make a call that has side effects."""
 
     PASS_THROUGH = "every rank makes it, for real"
     SYNCED = "rank 0 makes it, and all ranks get its outcome"
@@ -40,23 +40,23 @@ class Writers:
 
 
 class Effects:
-    """The side effects of one rank: their mode, the overlay, and the calls of rank 0 for all."""
+    """The side effects of one rank: their mode, the overlay, and calls by rank 0 for all."""
 
     def __init__(self, group: Group, *, synced: bool = True) -> None:
         self.group, self.context = group, group.context
-        self.context.ending = self.context.over = False  # a group may have several jobs
+        self.context.ending = self.context.over = False  # a group may run several jobs
         self.rank = group.rank
         self.synced = synced and group.size > 1  # else no rank waits for another
-        self.overlay = Overlay()  # the changes of this rank, if it is not rank 0
-        self.nodes: Nodes | None = None  # where there are several
+        self.overlay = Overlay()  # private changes of a rank above 0
+        self.nodes: Nodes | None = None  # on several nodes
         self.before_save: list[Callable[[], None]] = []  # called on all ranks before a checkpoint
 
     def accepts_effects(self) -> bool:
-        """Return whether this is the rank itself, not inside an effect or a fetch."""
+        """Return whether this is the rank itself, outside of an effect or a fetch."""
         return not self.context.passes_through() and self.context.in_job()
 
     def in_forked_child(self) -> bool:
-        """Return whether this process is a fork of the rank, but no worker that loads data."""
+        """Return whether this process is a fork of the rank, and not a worker of a data loader."""
         return self.context.in_fork() and not loads_data()
 
     def mode(self) -> Mode:
@@ -73,32 +73,32 @@ class Effects:
         return Mode.SYNCED if self.synced else Mode.UNSYNCED
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
-        """Return `mode()`, but PASS_THROUGH for a call by a library that is not in `through`."""
+        """Return `mode()`, or PASS_THROUGH for a call by a library that is not in `through`."""
         mode = self.mode()
         return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
-    def touch(self, *given: Any) -> Mode:
-        """Return the mode of a call about paths, by any caller.
+    def touch(self, *touched: Any) -> Mode:
+        """Return the mode of a call that concerns these paths, whoever makes it.
 
-        Calls about caches, and Python's own about code, pass through. No rank waits for a
-        tracker, which works on rank 0 alone.
+        Calls that concern caches, and calls of the interpreter, pass through. Calls of an
+        experiment tracker, which runs on rank 0 only, are not synchronized.
         """
         mode = self.mode()
-        if mode is Mode.PASS_THROUGH or any(self.keeps(path) for path in given):
+        if mode is Mode.PASS_THROUGH or any(self.keeps(path) for path in touched):
             return Mode.PASS_THROUGH
         if by_interpreter(2):
             return Mode.PASS_THROUGH
         return Mode.UNSYNCED if mode is Mode.SYNCED and by_tracker(2) else mode
 
     def keeps(self, path: Any) -> bool:
-        """Return whether `path` is in a cache of a library, or is this rank's own."""
+        """Return whether `path` is in a cache of a library, or is private to this rank."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = paths.text(path)
         return caches.keeps(full, self.overlay.private) or self.overlay.holds(full)
 
     def reads(self) -> bool:
-        """Return whether reads of this process look into the overlay first."""
+        """Return whether this process reads from the overlay first."""
         context = self.context
         if self.rank == 0 or self.overlay.idle() or context.over:
             return False
@@ -107,24 +107,24 @@ class Effects:
         return not (context.depth[Code.INTERNAL] and context.on_script_thread())
 
     def where(self, path: Any, follow: bool = True) -> Any:
-        """Return the path that this rank reads for `path`."""
+        """Return the path from which this rank reads `path`."""
         return self.overlay.where(path, follow) if self.reads() else path
 
     def ask_rank0(self, what: str, act: Callable[[], Any]) -> Any:
         """Call `act` on rank 0, and return its result on all ranks."""
         depth = self.context.depth
-        depth[Code.INTERNAL] += 1  # as `internal` does; a clock is read in a few microseconds
+        depth[Code.INTERNAL] += 1  # like `internal`, but faster, as for clocks
         try:
             return self.group.call(f"{what} at {users_line(2)}", act)
         finally:
             depth[Code.INTERNAL] -= 1
 
     def writers(self, path: Any, agreed: bool = True) -> Writers:
-        """Return the ranks that change `path` for real; if `agreed`, all ranks call this."""
+        """Return the ranks that change `path` for real; all call this if `agreed`."""
         return Writers() if self.nodes is None else self.nodes.writers(path, agreed)
 
     def repeat(self, what: str, act: Callable[[], Any], writers: Writers) -> None:
-        """Repeat rank 0's call on nodes without its folder; all ranks raise what fails there."""
+        """Repeat rank 0's call on nodes without its folder; all ranks raise an error from there."""
         if self.nodes is not None:
             self.nodes.repeat(what, act, writers)
 
@@ -132,25 +132,25 @@ class Effects:
         self,
         what: str,
         act: Callable[[], Any],
-        tell: Callable[[Any], Any] = lambda made: made,
+        to_send: Callable[[Any], Any] = lambda result: result,
         writers: Writers = Writers(),
     ) -> Any:
-        """Call `act` on rank 0 once all ranks have come here; all ranks raise its error.
+        """Call `act` on rank 0 once all ranks have arrived; all ranks raise its error.
 
         Returns:
-            The result of `act` on the `writers`, on the others `tell` of rank 0's result.
+            The result of `act` on the `writers`; on other ranks `to_send` of rank 0's result.
         """
-        kept: Any = None
+        result: Any = None
 
-        def keep() -> Any:
-            nonlocal kept
-            kept = act()
-            return tell(kept)
+        def call() -> Any:
+            nonlocal result
+            result = act()
+            return to_send(result)
 
         with self.context.internal():
-            answer = self.group.call(f"{what} at {users_line(2)}", keep, all_here=True)
-            self.repeat(what, keep, writers)
-        return kept if self.rank in writers.ranks else answer
+            answer = self.group.call(f"{what} at {users_line(2)}", call, all_here=True)
+            self.repeat(what, call, writers)
+        return result if self.rank in writers.ranks else answer
 
     def end(self) -> None:
         """End synchronization, and remove the overlay."""

@@ -1,4 +1,4 @@
-"""Stand-ins for what `os.scandir` yields, where another rank or another folder was listed."""
+"""Replacements for the entries of `os.scandir`, if another rank or another folder was listed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entry:
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return what `os.stat` returns for the entry's path."""
+        """Return `os.stat` of the entry's path."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def __fspath__(self) -> Any:
@@ -43,7 +43,7 @@ class Entry:
 
 
 class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
-    """An iterator over entries that can be closed, like the one of `os.scandir`."""
+    """An iterator over entries that can be closed, like that of `os.scandir`."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = iter(entries)
@@ -52,7 +52,7 @@ class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
         return next(self._entries)
 
     def __exit__(self, *_: object) -> None:
-        """Drop the entries that are left to iterate over."""
+        """Drop the remaining entries."""
         self._entries = iter(())
 
     close = __exit__

@@ -1,4 +1,4 @@
-"""Files are written once, by rank 0; every rank learns how it went, and reads what was written."""
+"""Files are written once, by rank 0; all ranks get the result and read the written file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from autoddp.effects.effect_feature import EffectFeature, EffectRow, do
 from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import open_file, open_once
-from autoddp.effects.outward import EffectRow, Outward, do
 from autoddp.effects.overlay import named
 from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import WRITERS
@@ -16,14 +16,14 @@ from autoddp.patching import Call, patch, stands_for
 
 LETTERS = frozenset("wax+")
 FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Not in the overlay: there the file exists already, and is this rank's own.
+# Flags that are dropped in the overlay, where the file exists already.
 NOT_THERE = os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
 NAMES = (str, bytes, os.PathLike)
-WHY = "what the script opens to write is rank 0's file; others read what they wrote"
+WHY = "rank 0 opens the file to write; other ranks open a private copy, which they read"
 
 
-class Files(Outward):
-    """The script's files: rank 0 writes; others write to their overlay, and learn how it went."""
+class Files(EffectFeature):
+    """The feature for files: rank 0 writes, others write to their overlay and get its result."""
 
     name: ClassVar[str] = "files"
     without: ClassVar[str] = "every rank writes every file"
@@ -31,13 +31,13 @@ class Files(Outward):
     rows: ClassVar[tuple[EffectRow, ...]] = (
         do(
             ("fcntl:flock", "fcntl:lockf"),
-            why="a lock is held once, on rank 0's file: others have files of their own",
+            why="rank 0 locks the file for all ranks: the others have private copies",
         ),
     )
 
-    @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True)
+    @patch(*WRITERS, why="rank 0 writes the file, completely or not at all", optional=True)
     def write_once(self, call: Call) -> Any:
-        """Write the file on rank 0; others write to nothing: gathering rows takes all ranks."""
+        """Write the file on rank 0; others make the call, too, as gathering needs all ranks."""
         return WriteCalls(self.effects).write(call, WRITERS[call.target])
 
     @patch(
@@ -50,7 +50,7 @@ class Files(Outward):
         hot=True,
     )
     def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Make an `open` by which other ranks get a file in the overlay."""
+        """Make an `open` that opens a file in the overlay on ranks above 0."""
         effects, first, idle = self.effects, self.rank == 0, self.effects.overlay.idle
 
         @stands_for(original)
@@ -61,16 +61,16 @@ class Files(Outward):
             call = Call(original, (file, mode, *args), kwargs)
             if not writes:
                 return self._read(call)
-            what = effects.touch(file)
-            if what is Mode.PASS_THROUGH or call.named.get("opener") is not None:
-                return original(file, mode, *args, **kwargs)  # the opener's `os.open` is agreed on
-            return open_file(effects, what, call)
+            sync = effects.touch(file)
+            if sync is Mode.PASS_THROUGH or call.named.get("opener") is not None:
+                return original(file, mode, *args, **kwargs)  # the opener calls `os.open`
+            return open_file(effects, sync, call)
 
         return open
 
     @patch("os:open", why=WHY, hot=True)
     def open_descriptor_once(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Make an `os.open` of one outcome; what is written to a descriptor is each rank's own."""
+        """Make an `os.open` with one outcome; each rank writes to its own descriptor."""
 
         @stands_for(original)
         def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -86,16 +86,16 @@ class Files(Outward):
             if not writes:
                 at = self.effects.where(path, not flags & os.O_NOFOLLOW)
                 return int(named(lambda: original(at, flags, mode), path))
-            what, letters = self.effects.touch(path), _letters(flags)
-            if what is Mode.PASS_THROUGH:
+            sync, letters = self.effects.touch(path), _letters(flags)
+            if sync is Mode.PASS_THROUGH:
                 return plain()
-            made = open_once(self.effects, "os.open", what, path, letters, plain, private)
-            return int(made[0])
+            opened, _ = open_once(self.effects, "os.open", sync, path, letters, plain, private)
+            return int(opened)
 
         return open
 
     def _read(self, call: Call) -> Any:
-        """Open a file for reading where this rank finds it, under the name that was given."""
+        """Open a file for reading where this rank finds it, under the script's name."""
         file = call.named.get("file", "")
         at = self.effects.where(file) if file else file
         if at is file:
@@ -105,14 +105,14 @@ class Files(Outward):
         except FileNotFoundError:
             if self.effects.where(file) == at:
                 raise
-            return self._read(call)  # this rank has just let it go, as rank 0 has it
+            return self._read(call)  # the private copy was just dropped for rank 0's file
         raw = getattr(opened, "buffer", opened)
         getattr(raw, "raw", raw).name = os.fspath(file)
         return opened
 
 
 def _letters(flags: int) -> set[str]:
-    """Return the letters that `open` has in its mode for these flags."""
+    """Return the letters of the mode of `open` that correspond to these flags."""
     letters = {"w"} if flags & os.O_TRUNC else {"a"} if flags & os.O_APPEND else {"a", "+"}
     if not flags & os.O_CREAT:
         letters |= {"r"}  # the file must be there

@@ -1,8 +1,8 @@
 """Nodes that do not share rank 0's folders: the first rank of each changes its own disk, too.
 
-Which nodes lack a folder is found out when the script first changes something in it, by a file that
-rank 0 puts there. What rank 0 has done is then done on each such node; if it fails there, all ranks
-raise one error.
+When the script first changes something in a folder, rank 0 makes a file there, and the other nodes
+look for it. Nodes that do not find it repeat rank 0's changes to the folder. If a repetition fails,
+all ranks raise one error.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, ClassVar
 
 from autoddp.comm.topology import nodes
 from autoddp.effects import paths
+from autoddp.effects.effect_feature import EffectFeature
 from autoddp.effects.engine import Writers
-from autoddp.effects.outward import Outward
 from autoddp.errors import NodeFailed
 
-NOWHERE = ""  # the folder of what rank 0 cannot write: no node has it for itself
+NOWHERE = ""  # stands for folders that rank 0 cannot write to: no node repeats changes there
 
 
-class Nodes(Outward):
-    """The feature that has each node find on its own disk what rank 0 has written."""
+class Nodes(EffectFeature):
+    """The feature that repeats rank 0's changes on the disks of nodes that do not share folders."""
 
     name: ClassVar[str] = "nodes"
     without: ClassVar[str] = (
-        "a node that does not share rank 0's folders does not have what rank 0 wrote"
+        "a node that does not share rank 0's folders lacks the files that rank 0 wrote"
     )
     views: ClassVar[tuple[str, ...]] = ("global",)
     apart: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
-        """Look which nodes share the working folder, and say which do not."""
+        """Find the nodes that do not share the current folder, and report them."""
         super().setup(undo)
         with self.context.internal():
-            placed = nodes(self.effects.group)
+            node_of = nodes(self.effects.group)
         # by their first ranks: the nodes that may lack a folder
-        self._nodes = {placed.index(node): node for node in range(1, max(placed) + 1)}
+        self._nodes = {node_of.index(node): node for node in range(1, max(node_of) + 1)}
         self._lacking: dict[str, tuple[int, ...]] = {NOWHERE: ()}
         if not self._nodes:
             return
@@ -53,33 +53,33 @@ class Nodes(Outward):
                 self.run.report.say_once("nodes", "", what)
 
     def writers(self, path: Any, agreed: bool) -> Writers:
-        """Return who changes `path` for real; all ranks call this if they are `agreed`."""
+        """Return the ranks that change `path` for real; all ranks must call this if `agreed`."""
         lacking = self._agreed(path) if agreed else self._lacking[self._known(path)]
         return Writers(os.fsdecode(path), (0, *lacking))
 
     def repeat(self, what: str, act: Callable[[], Any], writers: Writers) -> None:
-        """Do on the nodes without rank 0's folder what rank 0 has done.
+        """Repeat rank 0's call on the nodes without its folder.
 
         Raises:
-            NodeFailed: It failed on one of them.
+            NodeFailed: The call failed on one of them.
         """
         for first in writers.ranks[1:]:
             node = self._nodes[first]
 
-            def there(node: int = node) -> None:
+            def repeated(node: int = node) -> None:
                 try:
                     act()
                 except Exception as error:
                     raise NodeFailed(
-                        f"{what} of {writers.path} went well on node 0 and not on node {node}, "
-                        f"which has a folder of its own there: {type(error).__name__}: {error}"
+                        f"{what} of {writers.path} succeeded on node 0, but failed on node {node}, "
+                        f"which does not share that folder: {type(error).__name__}: {error}"
                     ) from error
 
             with self.context.internal():
-                self.effects.group.call(f"{what} on node {node}", there, by=first)
+                self.effects.group.call(f"{what} on node {node}", repeated, by=first)
 
     def _agreed(self, path: Any) -> tuple[int, ...]:
-        """Return the first ranks of the nodes that lack the folder of `path`; all call this."""
+        """Return the first ranks of the nodes without the folder of `path`; all ranks call it."""
         call = self.effects.group.call
         with self.context.internal():
             folder, name = call("the nodes of a folder", lambda: self._look(path))
@@ -94,13 +94,13 @@ class Nodes(Outward):
         return self._lacking[folder]
 
     def _look(self, path: Any) -> list[str]:
-        """Return the known folder that `path` lies in; or a new one, and a file in it to find."""
+        """Return the folder of `path`, and for a new one a file that nodes look for, else ""."""
         full = os.path.realpath(os.fsdecode(path))
         folder = next(at for at in paths.above(full) if paths.is_folder(at))
         known = self._known(full)
         if known and (root := paths.seen(known)) and root.st_dev == os.stat(folder).st_dev:
             return [known, ""]
-        # not by `tempfile`, which may have its lock held: it asks here when it looks for its folder
+        # `tempfile` would deadlock if it calls this while it holds its lock
         name = os.path.join(folder, f".autoddp-{secrets.token_hex(8)}")
         try:
             os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -109,6 +109,6 @@ class Nodes(Outward):
         return [folder, name]
 
     def _known(self, path: Any) -> str:
-        """Return the nearest folder of `path` of which it is known who shares it."""
+        """Return the nearest folder above `path` for which it is known which nodes share it."""
         full = os.path.realpath(os.fsdecode(path))
         return next((at for at in paths.above(full) if at in self._lacking), NOWHERE)

@@ -1,8 +1,8 @@
-"""Files that are open for writing: rank 0's for real, a copy in the overlay on the other ranks.
+"""Files that are open for writing: the real file on rank 0, a copy in the overlay elsewhere.
 
-They are Python's own files but for `close`, which all ranks call together: after it the file is
-complete for every rank and every program. An error of rank 0's close is raised on all ranks, and so
-is a failed write of rank 0 that leaves a `with open(...)`.
+They are Python's own files except for `close`, in which ranks synchronize: after it the file is
+complete for every rank and every program. All ranks raise an error of rank 0's close, and one of a
+write of rank 0 that leaves a `with open(...)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoddp.patching import Call
 def open_file(effects: Effects, mode: Mode, call: Call) -> Any:
     """Make a call of `open` that writes, and return this rank's file."""
     if not (mode is Mode.SYNCED or call.named):
-        return call.plain()  # raises what is wrong with its arguments
+        return call.plain()  # raises an error about its arguments
     path, letters = call.named.get("file", ""), set(call.named.get("mode", "w"))
     file, writers = open_once(
         effects, "open", mode, path, letters, call.plain, lambda at: call.changed(file=at)
@@ -36,7 +36,7 @@ def open_file(effects: Effects, mode: Mode, call: Call) -> Any:
 
     def end(file: Any, close: Callable[[], None]) -> None:
         if file.closed or file._finalizing or effects.mode() is not Mode.SYNCED:
-            close()  # the garbage collector closes it, at another moment on each rank
+            close()  # by the garbage collector, which runs at different times on each rank
         else:
             _close(effects, close, file.failed, full, writers)
 
@@ -52,9 +52,9 @@ def open_once(
     act: Callable[[], Any],
     private: Callable[[str], Any],
 ) -> tuple[Any, Writers]:
-    """Open a file by `act` on rank 0, on the others by `private`, with a place in the overlay.
+    """Open a file by `act` on rank 0, and by `private(path in the overlay)` on other ranks.
 
-    An error of rank 0 is raised first, as in one process.
+    All ranks raise an error of rank 0 before they open their copies.
     """
     agreed, keep = mode is Mode.SYNCED, letters.isdisjoint("wx")
     writers = effects.writers(path, agreed)
@@ -64,15 +64,15 @@ def open_once(
         with effects.context.internal():
             return act(), writers
 
-    def made(at: str) -> Any:
-        if "x" in letters:  # a copy may be there where rank 0's file must not
+    def opened(at: str) -> Any:
+        if "x" in letters:  # a copy may exist though rank 0's file does not
             paths.remove(at)
         with effects.context.internal():
             return private(at)
 
     if not agreed:
-        return overlay.named(lambda: made(_alone(effects, path, letters)), path), writers
-    # before rank 0 acts: a copy is of what was there
+        return overlay.named(lambda: opened(_alone(effects, path, letters)), path), writers
+    # copy the old content, before rank 0 opens the file
     copied = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
     try:
         effects.do_on_rank0(what, act, writers=writers)
@@ -80,15 +80,15 @@ def open_once(
         with effects.context.internal():
             effects.overlay.drop(os.path.abspath(os.fsdecode(path)))
         raise
-    return made(copied.unwrap()), writers
+    return opened(copied.unwrap()), writers
 
 
 def _alone(effects: Effects, path: Any, letters: set[str]) -> str:
-    """Return the path where a rank above 0 writes without waiting for the others."""
-    found = effects.overlay.find(path)
-    if "r" in letters and not found.seen:
+    """Return the path to which a rank above 0 writes without waiting for the others."""
+    location = effects.overlay.find(path)
+    if "r" in letters and not location.seen:
         raise overlay.error(errno.ENOENT, path)
-    if "x" in letters and found.seen and found.own:  # else rank 0 may have made it
+    if "x" in letters and location.seen and location.own:  # else rank 0 may have made it
         raise overlay.error(errno.EEXIST, path)
     return effects.overlay.to_write(path, keep=letters.isdisjoint("wx"))
 
@@ -100,24 +100,24 @@ def _close(
     path: str,
     writers: Writers,
 ) -> None:
-    """Close each rank's file; then this rank reads the real one, if it sees it."""
+    """Close each rank's file; then drop this rank's copy, if it can see the real file."""
 
     def act() -> None:
         close()
         if failed is not None:
             raise failed
 
-    own = None
+    error = None
     if effects.rank not in writers.ranks:
         with effects.context.internal():
-            own = Outcome.of(act).error
+            error = Outcome.of(act).error
     effects.ask_rank0("close", act)
     effects.repeat("close", act, writers)
-    if isinstance(own, OSError):  # of this rank alone
+    if isinstance(error, OSError):  # on this rank only
         raise ScratchFailed(
-            f"rank {effects.rank} cannot keep its copy of {path}: {own.strerror}; "
+            f"rank {effects.rank} cannot keep its copy of {path}: {error.strerror}; "
             "set TMPDIR to a folder with more room"
-        ) from own
+        ) from error
     if effects.rank and paths.seen(path):
         with effects.context.internal():
             effects.overlay.drop(path)
@@ -127,7 +127,7 @@ class _Outermost:
     """The outermost layer of an open file, which calls `end` with the file and its own close."""
 
     end: Callable[[Any, Callable[[], None]], None] = staticmethod(lambda _, close: close())
-    failed: OSError | None = None  # the error that left its `with` statement
+    failed: OSError | None = None  # the error that ended its `with` statement
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.failed = error if isinstance(error, OSError) else None
@@ -139,7 +139,7 @@ class _Outermost:
         self.end(self, top.close)
 
 
-# by Python's classes, with the same names for `repr`; a file without a buffer stays plain
+# subclasses of Python's files with the same `repr`; a file without a buffer stays plain
 KINDS: dict[type, Any] = {
     kind: type(f"_io.{kind.__name__}", (_Outermost, kind), {})
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)

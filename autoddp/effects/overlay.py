@@ -1,11 +1,11 @@
-"""A private copy-on-write folder for each rank above 0, which it reads first: as overlayfs has it.
+"""A private copy-on-write folder for each rank above 0, which it reads first, like overlayfs.
 
-Only what a rank does without the others is changed here; where all do it, rank 0's disk has it.
-Rank 0 may do the same earlier or later: what it has made or removed already is no failure here, and
-what this rank removes is there until rank 0 has removed it.
+It holds changes that a rank makes without the others; those that all ranks make are on rank 0's
+disk. Rank 0 makes the same change earlier or later: a file that it has made or removed already is
+no error here, and one that this rank removes stays visible until rank 0 has removed it.
 
-A file lies in `upper` under the full name that it has for the script. The folder is on the disk, so
-the rank's threads and child processes see the same.
+Private files are in the folder `upper`, under the full names that they have for the script. As
+`upper` is on the disk, the rank's threads and child processes see the same files.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 @dataclass(frozen=True)
-class Found:
-    """The place where an entry was found.
+class Location:
+    """The location of a file or folder.
 
     Attributes:
         name: The full name, links followed.
-        at: The place of the content.
-        own: Whether it lies in the private folder, and may be changed.
-        seen: The status of what is there, links not followed.
-        plain: Whether the disk finds it by the name that was given.
+        at: The path of the content, which may be a private one.
+        own: Whether it is in the private folder, and may be changed.
+        seen: The status of the entry, links not followed; None if it does not exist.
+        plain: Whether the operating system finds it under the name that was given.
     """
 
     name: str
@@ -46,37 +46,37 @@ class Found:
 
     @property
     def folder(self) -> bool:
-        """Return whether a folder is there."""
+        """Return whether it is a folder."""
         return self.seen is not None and stat.S_ISDIR(self.seen.st_mode)
 
 
 class Overlay:
-    """The disk as this rank sees it, and its changes, which have the names of functions of `os`."""
+    """The disk as this rank sees it; methods that change it are named like those of `os`."""
 
     def __init__(self) -> None:
         self._folder: str | None = None
-        self._shared = False  # whether another process removes it
+        self._shared = False  # whether another process removes the folder
         self._count = 0
         self._empty = True
-        self.private: set[str] = set()  # temporary paths that libraries made for this rank alone
+        self.private: set[str] = set()  # temporary paths that libraries made for this rank
 
     # ---- the private folder
 
-    def place(self) -> str:
-        """Return the private folder, which need not be there yet; forks have the same."""
+    def root(self) -> str:
+        """Return the private folder, which may not exist yet; forks use the same one."""
         if self._folder is None:
             name = f"autoddp-{int.from_bytes(posix.urandom(6)):012x}"
             self._folder = os.path.join(HERE.private or temporary_folder(), name)
         return self._folder
 
     def share(self, folder: str) -> None:
-        """Use the private folder of the rank that has started this process."""
+        """Use the private folder of the rank that started this process."""
         self._folder, self._shared = folder, True
 
     def new(self, path: Path) -> str:
-        """Return a path that nobody finds, with the same last part (names decide formats)."""
+        """Return a new private path with the same last part, as names decide formats."""
         self._count += 1
-        folder = os.path.join(self.place(), f"{posix.getpid()}-{self._count}")
+        folder = os.path.join(self.root(), f"{posix.getpid()}-{self._count}")
         paths.make_folders(folder)
         return os.path.join(folder, os.path.basename(os.fsdecode(path)) or "_")
 
@@ -85,21 +85,21 @@ class Overlay:
         return self._folder is not None and at.startswith(self._folder + "/")
 
     def idle(self) -> bool:
-        """Return whether nothing was ever written: everything is where its name says."""
+        """Return whether nothing was ever written to the overlay."""
         if self._empty and self._folder is not None:
             self._empty = not paths.is_folder(f"{self._folder}/upper")
         return self._empty
 
     def end(self) -> None:
-        """Forget everything, and delete the private folder."""
+        """Delete the private folder."""
         if self._folder is not None and not self._shared:
             paths.remove(self._folder)
         self._folder, self._empty = None, True
 
     # ---- looking
 
-    def find(self, path: Path, follow: bool = True) -> Found:
-        """Find the entry `path`; a link at its end is followed if `follow`."""
+    def find(self, path: Path, follow: bool = True) -> Location:
+        """Find the entry `path`; follow a link at its end if `follow`."""
         if not os.fspath(path):
             raise error(errno.ENOENT, path)
         parts = os.path.join(paths.here(), os.fsdecode(path)).split("/")[::-1]
@@ -120,110 +120,110 @@ class Overlay:
                     parts += link.split("/")[::-1]
                     name = "" if link.startswith("/") else name
         at, own = self._at(name := name or "/")
-        return Found(name, at, own, paths.seen(at, follow=False), plain and at == name)
+        return Location(name, at, own, paths.seen(at, follow=False), plain and at == name)
 
     def where(self, path: Path, follow: bool = True) -> Any:
-        """Return what to give to the operating system for `path`."""
-        found = self.find(path, follow)
-        if found.plain:
+        """Return the path that the operating system should use for `path`."""
+        location = self.find(path, follow)
+        if location.plain:
             return path
-        return os.fsencode(found.at) if isinstance(path, bytes) else found.at
+        return os.fsencode(location.at) if isinstance(path, bytes) else location.at
 
     def entries(self, path: Path) -> list[os.DirEntry[str]] | None:
-        """Return what is in a folder, None if the disk alone knows."""
-        found = self.find(path)
-        own = [] if found.own else paths.entries(self._upper(found.name))
-        if found.plain and not own:
+        """Return the entries of a folder; None if none of them is private."""
+        location = self.find(path)
+        private = [] if location.own else paths.entries(self._upper(location.name))
+        if location.plain and not private:
             return None
-        there = named(lambda: list(posix.scandir(found.at)), path)
-        return [*{one.name: one for one in [*there, *own]}.values()]
+        real = named(lambda: list(posix.scandir(location.at)), path)
+        return [*{one.name: one for one in [*real, *private]}.values()]
 
     # ---- changing
 
     def to_write(self, path: Path, keep: bool, checked: bool = False) -> str:
-        """Return where to write what is at `path`: a file of this rank's own, a copy if `keep`.
+        """Return the private path to write to for `path`.
 
         Args:
             path: The script's name of the file.
-            keep: Whether the file begins with what is there.
-            checked: Whether rank 0 finds out if its folder is there.
+            keep: Whether to copy the current content.
+            checked: Whether rank 0 checks that the folder exists.
         """
-        found = self.find(path)
-        if found.folder or (found.seen and found.own):
-            return found.at
-        at = self._above(found.name, None if checked else path)
-        if keep and paths.is_file(found.at):
-            paths.copy(found.at, at)
+        location = self.find(path)
+        if location.folder or (location.seen and location.own):
+            return location.at
+        at = self._above(location.name, None if checked else path)
+        if keep and paths.is_file(location.at):
+            paths.copy(location.at, at)
         return at
 
     def mkdir(self, path: Path) -> None:
-        """Make a folder of this rank's own."""
-        found = self.find(path, follow=False)
-        if found.own or not found.seen:  # else rank 0 may be its maker
-            posix.mkdir(self._above(found.name, path), 0o777)
+        """Make a private folder."""
+        location = self.find(path, follow=False)
+        if location.own or not location.seen:  # else rank 0 may have made it
+            posix.mkdir(self._above(location.name, path), 0o777)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a folder with all below it, as far as it is this rank's own."""
+        """Remove a file, or a folder with its content, if it is private."""
         paths.remove(self._upper(self.find(path, follow=False).name))
 
     def rmdir(self, path: Path) -> None:
-        """Remove a folder of this rank's own, which must be empty."""
+        """Remove a private folder, which must be empty."""
         at = self._upper(self.find(path, follow=False).name)
         if paths.is_folder(at):
             posix.rmdir(at)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename `source`, with all below it, to `target`."""
-        found, other = (self.find(path, follow=False) for path in (source, target))
-        if found.name == other.name or not found.seen:  # rank 0 has renamed it already
+        """Rename `source`, with its content, to `target`."""
+        old, new = (self.find(path, follow=False) for path in (source, target))
+        if old.name == new.name or not old.seen:  # rank 0 has renamed it already
             return
-        at, own = self._above(other.name, target), self._upper(found.name)
-        if paths.seen(own, follow=False):
-            posix.rename(own, at)
-        elif paths.is_file(found.at):  # a folder is there once rank 0 has renamed it
-            with suppress(FileNotFoundError):  # rank 0 renames it at this moment
-                paths.copy(found.at, at)
-        if found.name in self.private:
-            paths.remove(found.name)
+        at, private = self._above(new.name, target), self._upper(old.name)
+        if paths.seen(private, follow=False):
+            posix.rename(private, at)
+        elif paths.is_file(old.at):  # a folder appears once rank 0 has renamed it
+            with suppress(FileNotFoundError):  # rank 0 renames it at the same time
+                paths.copy(old.at, at)
+        if old.name in self.private:
+            paths.remove(old.name)
 
-    # ---- what rank 0 has done for all
+    # ---- after changes that rank 0 has made for all
 
     def drop(self, path: Path, follow: bool = True) -> None:
-        """Delete what this rank has there: rank 0 has changed it, the disk has the truth."""
+        """Delete the private version of a path, as rank 0 has changed the real one."""
         if not self.idle():
             paths.remove(self._upper(self.find(path, follow).name))
 
     def refresh(self) -> None:
-        """Delete the files that rank 0 has made as well, except those that are open here."""
+        """Delete private files that exist on the disk now, too, except those that are open here."""
         if self.idle():
             return
-        held = paths.still_open()
+        still_open = paths.still_open()
         for name in paths.below(self._upper("")):
-            if (at := self._upper(name)) not in held and paths.seen(name, follow=False):
+            if (at := self._upper(name)) not in still_open and paths.seen(name, follow=False):
                 paths.remove(at)
 
     # ---- by full names
 
     def _at(self, name: str) -> tuple[str, bool]:
-        """Return where the entry of this full name lies, and whether in the private folder."""
+        """Return the path of the entry of this full name, and whether it is private."""
         if self.idle():
             return name, False
-        there = paths.seen(upper := self._upper(name), follow=False)
-        if there is None or (stat.S_ISDIR(there.st_mode) and paths.is_folder(name)):
-            return name, False  # a folder on both sides: the upper one only holds files below it
+        status = paths.seen(upper := self._upper(name), follow=False)
+        if status is None or (stat.S_ISDIR(status.st_mode) and paths.is_folder(name)):
+            return name, False  # a folder on both sides; the upper one only holds private files
         return upper, True
 
     def _upper(self, name: str) -> str:
-        return f"{self.place()}/upper{name}".rstrip("/")
+        return f"{self.root()}/upper{name}".rstrip("/")
 
     def _above(self, name: str, path: Path | None = None) -> str:
-        """Return the place of `name` in the private folder, the folders above it made.
+        """Return the private path of `name`, after making the folders above it.
 
         Raises:
-            OSError: This rank finds no folder there, where to put `path`.
+            OSError: The folder of `path` does not exist for this rank.
         """
-        if path is not None and not (found := self.find(os.path.dirname(name))).folder:
-            raise error(errno.ENOTDIR if found.seen else errno.ENOENT, path)
+        if path is not None and not (folder := self.find(os.path.dirname(name))).folder:
+            raise error(errno.ENOTDIR if folder.seen else errno.ENOENT, path)
         at = self._upper(name)
         paths.make_folders(os.path.dirname(at))
         return at
@@ -235,7 +235,7 @@ def error(number: int, path: Any) -> OSError:
 
 
 def named(act: Callable[[], Any], path: Any, other: Any = None) -> Any:
-    """Do `act`; what it raises names the user's paths."""
+    """Call `act`; an error that it raises names the user's paths."""
     try:
         return act()
     except OSError as error:

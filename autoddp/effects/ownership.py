@@ -13,26 +13,26 @@ import wrapt
 from autoddp.report import INSTALLED, is_users
 
 STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
-# Modules of the standard library that own what they read and write, whoever calls them.
+# Modules of the standard library that count as the owner of their calls, whoever calls them.
 _OWNERS = (
     *("importlib", "linecache", "tokenize", "inspect", "warnings", "traceback", "zipimport"),
     *("multiprocessing", "concurrent", "subprocess", "platform", "ctypes"),
 )
 # Files of libraries that decide by the clock, as a script does: callbacks of a trainer, names of
-# runs, logs that are renamed.
+# runs, rotation of logs.
 _BY_TIME = (
     *("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/"),
     *("/torch/utils/tensorboard/", "/tensorboardX/", "/logging/handlers.py"),
 )
-# Packages that run worker processes, of which each rank, or one rank of each node, has its own.
+# Packages that run worker processes: each rank, or one rank of each node, has its own workers.
 _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
-# Packages that work on rank 0 alone: they are disabled on the other ranks.
+# Experiment trackers, which are disabled on ranks above 0.
 _TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
 _OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)
-NOBODY = "<nobody>"  # calls: a thread's first function may be the standard library's
+NOBODY = "<nobody>"  # no other code calls, as in a thread of the standard library
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
-# Files of autoddp whose frames are between a caller and what it calls.
+# Files of autoddp whose frames are between a caller and the patched function.
 _BETWEEN = tuple(
     _HERE + part
     for part in (
@@ -41,14 +41,14 @@ _BETWEEN = tuple(
     )
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
-_LINK = _HERE + "training/loading/link.py"  # its calls are its own
+_LINK = _HERE + "training/loading/link.py"  # the owner of its own calls
 
 
 @cache
 def _passes(filename: str) -> bool:
-    """Return whether a call by this file counts as its caller's: the standard library, autoddp."""
+    """Return whether the owner of a call by this file is its caller: standard library, autoddp."""
     if filename.startswith((*_BETWEEN, _WRAPT)) and not filename.startswith(_LINK):
-        return True  # first: autoddp may be installed, too
+        return True  # checked first, as autoddp may be in site-packages
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if _of(INSTALLED, filename):
@@ -80,12 +80,12 @@ def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
 @cache
 def is_pythons(file: str) -> bool:
     """Return whether a file is the interpreter's or the standard library's."""
-    # a virtual environment's packages lie below its folder of the library
+    # site-packages of a virtual environment are below a folder of the library
     return file.startswith(("<frozen ", *STDLIB)) and not _of(INSTALLED, file)
 
 
 def by_interpreter(depth: int = 1) -> bool:
-    """Return whether the call is not the script's: an import's, a traceback's, a pool's."""
+    """Return whether Python itself or a pool makes the call: an import, a traceback, a worker."""
     file = caller(depth + 1)
     return file == NOBODY or file.startswith(_HERE) or is_pythons(file) or _of(_POOLS, file)
 
@@ -102,13 +102,13 @@ def within(folders: tuple[str, ...], depth: int = 1) -> bool:
 
 def by_tracker(depth: int = 1) -> bool:
     """Return whether an experiment tracker is among the calling frames."""
-    imported = any(name in sys.modules for name in _TRACKERS)
-    return imported and within(_OF_TRACKERS, depth + 1)
+    loaded = any(name in sys.modules for name in _TRACKERS)
+    return loaded and within(_OF_TRACKERS, depth + 1)
 
 
 @cache
 def decides(filename: str) -> bool:
-    """Return whether a clock read by this file may steer the script."""
+    """Return whether the script may depend on a clock that this file reads."""
     return is_users(filename) or _of(_BY_TIME, filename)
 
 

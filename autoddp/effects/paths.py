@@ -1,4 +1,4 @@
-"""Paths as the operating system sees them, by functions that nothing of ours replaces."""
+"""Paths as the operating system sees them, by functions that autoddp does not patch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-LINKS = 40  # that are followed in one path, as the kernel does
-PART = 1 << 26  # bytes that the kernel copies at once
+LINKS = 40  # the most links that are followed in one path, as in the kernel
+PART = 1 << 26  # bytes that are copied at once
 
 
 def text(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """Return the full path, its links not followed."""
+    """Return the full path, without following links."""
     name = os.fsdecode(path)
     return os.path.normpath(name if name.startswith("/") else os.path.join(here(), name))
 
 
 def here() -> str:
-    """Return the current folder, or the root where it was removed: a script may use full paths."""
+    """Return the current folder, or the root if it was removed, as a script may use full paths."""
     try:
         return posix.getcwd()
     except FileNotFoundError:
@@ -28,14 +28,14 @@ def here() -> str:
 
 
 def above(path: str) -> Iterator[str]:
-    """Yield the folders that `path` lies in, from the nearest."""
+    """Yield the folders above `path`, the nearest first."""
     while (folder := os.path.dirname(path)) != path:
         yield folder
         path = folder
 
 
 def below(folder: str, name: str = "") -> Iterator[str]:
-    """Yield the names of all that is in `folder` and its folders, each with a slash before it."""
+    """Yield the files below `folder`, as paths relative to it that begin with a slash."""
     for entry in entries(folder + name):
         if entry.is_dir(follow_symlinks=False):
             yield from below(folder, f"{name}/{entry.name}")
@@ -44,7 +44,7 @@ def below(folder: str, name: str = "") -> Iterator[str]:
 
 
 def entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, nothing if there is no such folder."""
+    """Return the entries of a folder, none if there is no such folder."""
     try:
         return list(posix.scandir(folder))
     except OSError:
@@ -52,7 +52,7 @@ def entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def link(path: str) -> str | None:
-    """Return what a symbolic link says, if it is one; a process's descriptors are no links here."""
+    """Return the target of a symbolic link, None for all else and for links in /proc."""
     if path.startswith("/proc/"):
         return None
     try:
@@ -62,7 +62,7 @@ def link(path: str) -> str | None:
 
 
 def seen(path: Any, follow: bool = True) -> os.stat_result | None:
-    """Return the status of what is at `path`, None if nothing is there."""
+    """Return the status of `path`, None if nothing is there."""
     try:
         return posix.stat(path, follow_symlinks=follow)
     except OSError:
@@ -70,28 +70,28 @@ def seen(path: Any, follow: bool = True) -> os.stat_result | None:
 
 
 def still_open() -> set[str]:
-    """Return the paths of what this process has open."""
-    found = set()
+    """Return the paths of the files that this process has open."""
+    names = set()
     for number in posix.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor that lists them
-            found.add(posix.readlink(f"/proc/self/fd/{number}"))
-    return found
+        with suppress(OSError):  # the descriptor of the listing itself
+            names.add(posix.readlink(f"/proc/self/fd/{number}"))
+    return names
 
 
 def is_folder(path: str) -> bool:
     """Return whether `path` is a folder, and no link to one."""
-    there = seen(path, follow=False)
-    return there is not None and stat.S_ISDIR(there.st_mode)
+    status = seen(path, follow=False)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def is_file(path: str) -> bool:
     """Return whether `path` is a plain file, or a link to one."""
-    there = seen(path) if path else None
-    return there is not None and stat.S_ISREG(there.st_mode)
+    status = seen(path) if path else None
+    return status is not None and stat.S_ISREG(status.st_mode)
 
 
 def make_folders(path: str) -> None:
-    """Make a folder of this rank's own, with those that it lies in, as far as it is not there."""
+    """Make a private folder and its parents, if they do not exist."""
     try:
         posix.mkdir(path, 0o700)
     except FileExistsError:
@@ -105,13 +105,13 @@ def copy(source: str, target: str) -> None:
     """Copy a file, with its permissions and times."""
     reader = posix.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        there = posix.fstat(reader)
+        status = posix.fstat(reader)
         writer = posix.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             while posix.sendfile(writer, reader, None, PART):
                 pass
-            posix.fchmod(writer, stat.S_IMODE(there.st_mode) | 0o600)
-            posix.utime(writer, ns=(there.st_atime_ns, there.st_mtime_ns))
+            posix.fchmod(writer, stat.S_IMODE(status.st_mode) | 0o600)
+            posix.utime(writer, ns=(status.st_atime_ns, status.st_mtime_ns))
         finally:
             posix.close(writer)
     finally:
@@ -119,7 +119,7 @@ def copy(source: str, target: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Delete a file, or a folder with all that is in it, as far as it is there."""
+    """Delete a file, or a folder with its content, if it exists."""
     if is_folder(path):
         for name in posix.listdir(path):
             remove(f"{path}/{name}")

@@ -1,7 +1,7 @@
-"""Streams that all ranks read as rank 0 reads them: standard input, and the pipes of programs.
+"""Streams that all ranks read from rank 0: standard input, and the pipes of programs.
 
-Only the lowest layer is shared. The layers above it are Python's own, and hold the same on all
-ranks, since all get the same bytes.
+Only the lowest layer is shared. The layers above it are Python's own, and have the same state on
+all ranks, since all get the same bytes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ Ask = Callable[[Callable[[], Any]], Any]
 
 
 def shared(stream: Any, ask: Ask, **facts: Any) -> Any:
-    """Return a stream of the layers of `stream`, whose bytes come from rank 0 by `ask`.
+    """Return a stream with the layers of `stream`, whose bytes come from rank 0 by `ask`.
 
     Args:
-        stream: A stream that is read, of text or bytes.
-        ask: Returns on all ranks what its argument returns on rank 0.
+        stream: A readable stream of text or bytes.
+        ask: Calls its argument on rank 0, and returns the result on all ranks.
         facts: Attributes of the lowest layer, such as its `fileno`.
     """
     buffer = getattr(stream, "buffer", stream)
     raw = SharedStream(getattr(buffer, "raw", buffer), ask)
-    vars(raw).update(facts, stream=stream)  # whose end would close what is below it
-    made: Any = raw if buffer is raw.own else io.BufferedReader(raw)
+    vars(raw).update(facts, stream=stream)  # if it were freed, it would close its lower layers
+    reader: Any = raw if buffer is raw.own else io.BufferedReader(raw)
     text = isinstance(stream, io.TextIOWrapper)
-    return io.TextIOWrapper(made, stream.encoding, stream.errors) if text else made
+    return io.TextIOWrapper(reader, stream.encoding, stream.errors) if text else reader
 
 
 class SharedStream(io.RawIOBase):
@@ -39,7 +39,7 @@ class SharedStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int | None:
-        """Fill `buffer` with what rank 0 finds as soon as there is anything."""
+        """Read into `buffer` what rank 0 reads."""
         data = self.ask(lambda: self.own.read(len(buffer)))
         if data is None:
             return None
@@ -47,6 +47,6 @@ class SharedStream(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Close this rank's end, which nobody waits for."""
+        """Close this rank's end, without waiting for other ranks."""
         super().close()
         self.own.close()

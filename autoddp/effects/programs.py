@@ -1,7 +1,7 @@
-"""The programs that the script starts run once, on rank 0; all ranks see their status and output.
+"""Programs that the script starts run once, on rank 0; all ranks get their status and output.
 
 On a rank above 0 a `Popen` has no process: its methods and pipes return what rank 0's return.
-Every rank runs what `os.fork`, `os.exec*` and asyncio start, and a line reports that.
+What `os.fork`, `os.exec*` and asyncio start runs on every rank, and a line reports that.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.effects.ownership import by_tracker, users_call, within
 from autoddp.effects.pipes import shared
 from autoddp.errors import OutOfReach
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import is_users, users_line
 
-# Libraries whose programs fill a cache that each rank may have.
+# Libraries whose programs run on every rank, as they fill caches.
 OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-READ_BACK = "every rank runs what writes to an open file; capture_output=True runs it once"
-APART = "every rank does it for itself; subprocess.run on the main thread starts a program once"
-BY_DESCRIPTOR = "a program's pipe has its descriptor on rank 0 alone; read it by its methods"
+READ_BACK = "every rank runs it, as it writes to an open file; capture_output=True runs it once"
+APART = "every rank does this; subprocess.run on the main thread runs a program once, on rank 0"
+BY_DESCRIPTOR = "a program's pipe has a descriptor on rank 0 only; use its read methods"
 
 
-class Programs(Outward):
-    """The feature that runs a program once; `subprocess.run`, `os.popen` and others use it."""
+class Programs(EffectFeature):
+    """The feature that runs a program once, by `Popen` or a function that uses it."""
 
     name: ClassVar[str] = "programs"
-    without: ClassVar[str] = "every rank starts the programs that the script starts"
+    without: ClassVar[str] = "every rank runs the programs that the script starts"
     views: ClassVar[tuple[str, ...]] = ("global",)
     rows: ClassVar[tuple[EffectRow, ...]] = (
         each(
             (
                 "asyncio.unix_events:_UnixSubprocessTransport._start",
-                # `os.spawn*` and `pty.spawn` are made of these
+                # `os.spawn*` and `pty.spawn` call these
                 *("os:fork", "os:forkpty", "os:posix_spawn", "os:posix_spawnp"),
                 *("os:execv", "os:execve"),
             ),
@@ -53,35 +53,35 @@ class Programs(Outward):
     )
 
     def setup(self, undo: ExitStack) -> None:
-        """Ask rank 0 once for its process number, and its parent's."""
+        """Get the process ids of rank 0 and its parent."""
         super().setup(undo)
-        self._started: WeakSet[Any] = WeakSet()  # the programs that rank 0 runs for all
+        self._started: WeakSet[Any] = WeakSet()  # programs that rank 0 runs for all ranks
         self.numbers = self.run.group.call("the process", lambda: [os.getpid(), os.getppid()])
 
-    @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
+    @patch("os:getpid", "os:getppid", why="all ranks get the process id of rank 0", hot=True)
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
-        """Return rank 0's number without asking it; in a forked child, the child's own."""
-        here, users, frame = self.context.in_job, is_users, sys._getframe
+        """Make a `getpid` that returns rank 0's process id, and in a forked child the child's."""
+        in_job, users, frame = self.context.in_job, is_users, sys._getframe
         answer = self.numbers[original.__name__ == "getppid"]
 
         @stands_for(original)
         def number() -> int:
-            return answer if users(frame(1).f_code.co_filename) and here() else original()
+            return answer if users(frame(1).f_code.co_filename) and in_job() else original()
 
         return number
 
     @patch(
         "subprocess:Popen._execute_child",
-        why="a program that the script starts runs once: rank 0 starts it",
+        why="rank 0 starts the program for all ranks",
     )
     def start_once(self, call: Call) -> Any:
-        """Start the program on rank 0, and read its pipes there for all."""
+        """Start the program on rank 0, which also reads its pipes for all ranks."""
         process, named = call.instance, call.named
         if not self._starts_for_all(*(named[end] for end in ("c2pwrite", "errwrite"))):
             return call.plain()
 
         def start() -> int:
-            # without what is hidden from the script in `os.environ`
+            # without the variables that are hidden from the script
             call.changed(env=os.environ if named.get("env") is None else named["env"])
             return int(process.pid)
 
@@ -90,7 +90,7 @@ class Programs(Outward):
         if self.rank:
             process._close_pipe_fds(*(named[end] for end in ENDS))
             process.returncode = None if process.pid else 0
-            if process.stdin is not None:  # what is written goes nowhere, and no pipe fills
+            if process.stdin is not None:  # discard what is written, so that no pipe fills
                 with self.context.internal(), open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), process.stdin.fileno())
         for stream in ("stdout", "stderr"):
@@ -101,21 +101,21 @@ class Programs(Outward):
 
     @patch(
         *(f"subprocess:Popen.{what}" for what in ("poll", "wait", "communicate", "send_signal")),
-        why="whether a program has ended, and what it printed, is rank 0's answer",
+        why="all ranks get rank 0's answer on a program's status and output",
     )
     def ask_once(self, call: Call) -> Any:
-        """Ask rank 0's process; `terminate`, `kill` and leaving a `with` call these, too."""
+        """Call the method on rank 0's process; `terminate`, `kill` and `with` use these, too."""
         process, what = call.instance, call.wrapped.__name__
         if process not in self._started:
             return call.plain()
         if self.rank and self._ends():
-            return process.returncode  # each rank ends alone
+            return process.returncode  # ranks end without synchronization
 
-        def asked() -> tuple[Any, Any]:
+        def answer() -> tuple[Any, Any]:
             value = call.plain()
             return process.returncode, value
 
-        process.returncode, value = self.ask(f"Popen.{what}", asked)
+        process.returncode, value = self.ask(f"Popen.{what}", answer)
         if process.returncode is not None:
             self._refresh()
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -123,9 +123,9 @@ class Programs(Outward):
                 pipe.close()
         return value
 
-    @patch("os:system", why="a program that the script starts runs once: rank 0 starts it")
+    @patch("os:system", why="rank 0 starts the program for all ranks")
     def run_once(self, call: Call) -> Any:
-        """Run the program on rank 0; its exit status is for all ranks."""
+        """Run the program on rank 0, and return its exit status on all ranks."""
         if not self._starts_for_all():
             return call.plain()
         status = self._run("os.system", call.plain)
@@ -133,7 +133,7 @@ class Programs(Outward):
         return status
 
     def _descriptor(self, number: int) -> int:
-        """Return this rank's descriptor of a pipe, for another program alone."""
+        """Return this rank's descriptor of a pipe, if another program uses it; else raise."""
         inside = self.effects.mode() is Mode.PASS_THROUGH
         if not inside and sys._getframe(1).f_code.co_filename != subprocess.__file__:
             raise io.UnsupportedOperation(BY_DESCRIPTOR)
@@ -145,46 +145,46 @@ class Programs(Outward):
             return self.effects.ask_rank0(what, act)
         if self.rank:
             raise OutOfReach(
-                f"{what}: the program is rank 0's, which cannot be asked here (in a thread, a data "
-                "set's fetch, a process of this rank's own, or at the end); do it outside of it"
+                f"{what}: the program runs on rank 0, which other ranks cannot ask from a thread, "
+                "a data set's fetch, a child process or at exit; call it on the main thread"
             )
         return act()
 
     def _starts_for_all(self, *outputs: int) -> bool:
-        """Return whether rank 0 starts a program for all; report if every rank starts its own.
+        """Return whether rank 0 starts a program for all; report it if every rank starts one.
 
-        Every rank does if the program writes to a file that the script can read by its descriptor.
+        Every rank starts one if its output is a file that the script can read by the descriptor.
         """
-        mode, back = self.effects.mode(), any(map(_reads_back, outputs))
-        if mode is Mode.SYNCED and not back:
+        mode, reads_back = self.effects.mode(), any(map(_reads_back, outputs))
+        if mode is Mode.SYNCED and not reads_back:
             return not (within(OWN) or by_tracker())
         if self._ends():
             return True
-        apart = back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
-        if apart and users_call(2, (subprocess.__file__,)):
-            what = f"subprocess.Popen: {READ_BACK if back else APART}"
+        on_each_rank = reads_back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
+        if on_each_rank and users_call(2, (subprocess.__file__,)):
+            what = f"subprocess.Popen: {READ_BACK if reads_back else APART}"
             self.run.report.doubt("programs", users_line(), what)
         return False
 
     def _ends(self) -> bool:
-        """Return whether ranks arrive here in no common order: at the end, or in finalizers."""
+        """Return whether ranks are not in a common order: at the end, or in finalizers."""
         return self.context.ending or self.context.collecting or self.context.over
 
     def _run(self, what: str, act: Callable[[], int]) -> int:
-        """Start a program on rank 0, once all ranks have arrived, or at the end alone."""
+        """Start a program on rank 0 once all ranks have arrived, without waiting at the end."""
         if self._ends():
             return act() if self.rank == 0 else 0
         return int(self.effects.do_on_rank0(what, act))
 
     def _refresh(self) -> None:
-        """Drop this rank's copies of files that a program has written on rank 0."""
+        """Drop this rank's copies of files that a program may have written on rank 0."""
         if self.rank and self.context.in_job():
             with self.context.internal():
                 self.effects.overlay.refresh()
 
 
 def _reads_back(number: int) -> bool:
-    """Return whether a descriptor is that of a file which the script can read back by it."""
+    """Return whether a descriptor is that of a file which the script can read through it."""
     if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
         return False
     return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

@@ -1,4 +1,4 @@
-"""The object that every feature is given: this rank's place, the options, the group, the report."""
+"""The state that all features of a rank share: its world, options, group, view and report."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """One rank's share of a job, which all its features use."""
+    """The state of a job on one rank, which all features use."""
 
     world: World
     options: Options
     group: Group
     view: View
     report: Report = field(default_factory=Report)
-    draws_alike: bool = False  # whether all ranks began with one state of their generators
-    # by loader: for how many seconds its batches were waited for
+    draws_alike: bool = False  # whether all ranks started with the same states of generators
+    # by loader: the seconds spent waiting for its batches
     waited: dict[str, float] = field(default_factory=dict)
-    # called when the script has ended, before what it raised is shown
+    # called when the script has ended, before its exception is shown
     ended: list[Callable[[], None]] = field(default_factory=list)
     effects: Effects = field(init=False)
 

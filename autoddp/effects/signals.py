@@ -1,4 +1,4 @@
-"""Signals that the script handles are acted on at the same point of the program by all ranks."""
+"""Signals: all ranks run the script's handlers at the same point of the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.signal_sync import NEWS, RETURNED
-from autoddp.effects.outward import EffectRow, Outward, ask
+from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
 from autoddp.effects.ownership import users_call
 from autoddp.patching import Call, patch
 from autoddp.report import users_frame
@@ -18,20 +18,20 @@ from autoddp.report import users_frame
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-WHY = "a handler that saves, stops or raises does so at the same step on all ranks"
-MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its children, news of an order
+WHY = "a handler saves, stops or raises at the same step on all ranks"
+OWN = (signal.SIGCHLD, NEWS)  # concern this process only: its children, orders of rank 0
 
 
-class Signals(Outward):
-    """The feature that runs the script's handlers where rank 0 says, for all; see `SignalSync`."""
+class Signals(EffectFeature):
+    """The feature that runs the script's handlers at one point on all ranks; see `SignalSync`."""
 
     name: ClassVar[str] = "signals"
-    without: ClassVar[str] = "each rank acts on a signal where it stands"
+    without: ClassVar[str] = "each rank handles a signal at once, wherever it is"
     views = ("global",)
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(
             ("signal:setitimer", "signal:getitimer", "signal:alarm"),
-            why="rank 0's timer is that of all ranks: its signal comes to all at the same step",
+            why="rank 0's timer serves all ranks: they handle its signal at the same step",
         ),
     )
 
@@ -41,81 +41,81 @@ class Signals(Outward):
         self.handlers: dict[int, Any] = {}
 
     def setup(self, undo: ExitStack) -> None:
-        """Take over the handlers that are there already, such as Ctrl-C's KeyboardInterrupt."""
+        """Take over the handlers that are set already, such as Ctrl-C's KeyboardInterrupt."""
         super().setup(undo)
-        # what `os.getpid` tells the script
+        # the result of `os.getpid` in the script
         self.process = self.run.group.call("the process of the script", os.getpid)
         if threading.current_thread() is not threading.main_thread():
-            return  # Python runs handlers on the main thread, and the job is on another
+            return  # Python runs handlers on the main thread, which does not run this job
         self._take_over()
-        before = signal.signal(NEWS, self.signal_sync.news)
+        previous = signal.signal(NEWS, self.signal_sync.news)
         for line in self.run.group.channel.orders.values():
             line.announce(NEWS)
-        undo.callback(signal.signal, NEWS, before)
+        undo.callback(signal.signal, NEWS, previous)
         undo.callback(self._give_back)
 
     @patch("signal:signal", why=WHY)
     def handle(self, call: Call) -> Any:
-        """Set a handler of the script's, to be called when all ranks are at one point."""
+        """Set a handler of the script, to be called when all ranks are at the same point."""
         number: Any = call.named.get("signalnum")
         handler = call.named.get("handler")
         shared = _is_shared(number, handler)
-        if not self._ours() or not (shared or number in self.handlers):
+        if not self._by_script() or not (shared or number in self.handlers):
             return call.plain()
-        if number in self.handlers and self._meets():  # signals that were put off come first
+        if number in self.handlers and self._can_sync():  # handle earlier signals first
             self.effects.ask_rank0(f"signals ({number})", lambda: None)
-        before = call.wrapped(number, self._received if shared else handler)
-        known = self.handlers.pop(number, before)
+        previous = call.wrapped(number, self._received if shared else handler)
+        current = self.handlers.pop(number, previous)
         if shared:
             self.handlers[number] = handler
-        return known
+        return current
 
-    @patch("signal:getsignal", why="the script finds the handler that it has set")
+    @patch("signal:getsignal", why="the script gets the handler that it has set")
     def handled(self, call: Call) -> Any:
-        """Return the handler that the script has set, whoever asks."""
-        found = call.plain()
-        if found != self._received or self.signal_sync.act is None:
-            return found
+        """Return the handler that the script has set."""
+        handler = call.plain()
+        if handler != self._received or self.signal_sync.act is None:
+            return handler
         return self.handlers[int(call.args[0] if call.args else call.kwargs["signalnum"])]
 
     @patch(
         *("signal:raise_signal", "os:kill", "os:killpg"),
-        why="a signal that the script sends to itself comes to all ranks at that place; one to "
-        "another process, which is no child of its own, rank 0 alone sends",
+        why="all ranks handle a signal that the script sends to itself; only rank 0 sends one to "
+        "another process, unless that is a child of the rank",
     )
     def send(self, call: Call) -> Any:
-        """Run at once the handler of a signal that the process sends to itself.
+        """Run the handler of a signal that the process sends to itself at once.
 
-        This is as in one process; no rank waits for another.
+        All ranks do so at the same point, so that they need not wait for each other.
         """
-        given: tuple[Any, ...] = (*call.args, *call.kwargs.values())
-        to, number = given if len(given) == 2 else (self.process, *given, None)[:2]
-        mine = call.target != "os:killpg" and to in (self.process, os.getpid())
+        values: tuple[Any, ...] = (*call.args, *call.kwargs.values())
+        to, number = values if len(values) == 2 else (self.process, *values, None)[:2]
+        to_self = call.target != "os:killpg" and to in (self.process, os.getpid())
         if not number or not self.effects.context.in_job():
             return call.plain()
-        if not mine:
-            return None if self.rank and self._ours() and not _is_child(to) else call.plain()
-        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it is to wait
-        if number in self.handlers and not blocked and self._meets():
+        if not to_self:
+            return None if self.rank and self._by_script() and not _is_child(to) else call.plain()
+        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        if number in self.handlers and not blocked and self._can_sync():
             return self._act(int(number))
-        return call.wrapped(*given[:-1] and [os.getpid()], number)
+        return call.wrapped(*values[:-1] and [os.getpid()], number)
 
-    def _meets(self) -> bool:
+    def _can_sync(self) -> bool:
         return self.effects.accepts_effects() and self.signal_sync.here()
 
-    def _ours(self) -> bool:
+    def _by_script(self) -> bool:
         return self.signal_sync.act is not None and self.effects.context.in_job() and users_call(2)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self.signal_sync.received(number)
 
     def _act(self, number: int) -> None:
-        """Run the script's handler, as if the signal had come just now."""
+        """Run the script's handler."""
         handler = self.handlers.get(number)
-        if handler is None:  # removed meanwhile, on all ranks: what is set now handles it
+        if handler is None:  # removed meanwhile, on all ranks: use the current one
             os.kill(os.getpid(), number)
             return
-        with self.effects.context.script():  # what it does is the script's, for all
+        with self.effects.context.script():  # its effects are those of the script
             handler(number, users_frame())
         wakeup = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -123,7 +123,7 @@ class Signals(Outward):
             os.write(wakeup, bytes([RETURNED + number]))
 
     def _take_over(self) -> None:
-        """Have the handlers that are there called where all ranks are."""
+        """Replace the current handlers, to call them at the same point on all ranks."""
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
             if _is_shared(number, handler):
@@ -132,7 +132,7 @@ class Signals(Outward):
         self.signal_sync.act = self._act
 
     def _give_back(self) -> None:
-        """Set the script's handlers as the process's own again."""
+        """Install the script's handlers in the process again."""
         self.signal_sync.act = None
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._received:
@@ -140,13 +140,13 @@ class Signals(Outward):
 
 
 def _is_shared(number: Any, handler: Any) -> bool:
-    """Return whether a handler is a function of the script's, for a signal to the whole job."""
-    plain = isinstance(handler, signal.Handlers) or not callable(handler)
-    return not plain and number not in MINE
+    """Return whether a handler is a Python function, for a signal to the whole job."""
+    ignored = isinstance(handler, signal.Handlers) or not callable(handler)
+    return not ignored and number not in OWN
 
 
 def _is_child(number: Any) -> bool:
-    """Return whether this process has started that one."""
+    """Return whether the process with this id is a child of this one."""
     try:
         os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (OSError, TypeError):

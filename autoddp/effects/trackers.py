@@ -1,6 +1,6 @@
-"""Experiment trackers: the run is rank 0's, and those of the others are disabled or offline.
+"""Experiment trackers: rank 0 logs a run; the runs of other ranks are disabled or offline.
 
-TensorBoard needs nothing of this: it writes by Python's `open`, and reads rank 0's clock.
+TensorBoard needs no patch: it writes by Python's `open`, and reads rank 0's clock.
 """
 
 from __future__ import annotations
@@ -12,66 +12,65 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from autoddp.effects.effect_feature import EffectFeature
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
 from autoddp.effects.write_calls import whole
 from autoddp.patching import Call, patch
 
 NOOP = "wandb.sdk.lib.noop_run"
-# Constructors of runs, and the arguments that disable a run on ranks above 0, or keep it private.
+# Constructors of runs, with arguments that disable a run on ranks above 0, or make it private.
 OFF: dict[str, dict[str, Any]] = {
     "comet_ml.experiment:CometExperiment.__init__": {"disabled": True},
     "aim.sdk.run:Run.__init__": {
-        "repo": None,  # replaced by a private folder: only one process may open a repository
+        "repo": None,  # replaced by a private folder, as only one process may open a repository
         **{"run_hash": None, "system_tracking_interval": None, "capture_terminal_logs": False},
     },
 }
 
 
-class Trackers(Outward):
-    """The feature that keeps one run for all ranks, with one name, folder and settings."""
+class Trackers(EffectFeature):
+    """The feature that logs one run for all ranks, with one name, folder and settings."""
 
     name: ClassVar[str] = "trackers"
-    without: ClassVar[str] = "every rank logs to wandb, comet and aim, to runs of its own"
+    without: ClassVar[str] = "every rank logs a run of its own to wandb, comet and aim"
 
     @patch(
         *("wandb:init", "wandb.sdk:init", "wandb.sdk.wandb_init:init"),
-        why="one run: rank 0's; the others' are disabled, and have its name, folder and settings",
+        why="rank 0 logs the run; other ranks get a disabled one of its name, folder and settings",
         optional=True,
     )
     def run_once(self, call: Call) -> Any:
-        """Start a run on rank 0, for any caller; the others' are disabled."""
+        """Start a run on rank 0, and disabled runs on the others, whoever calls."""
         mode, noop = self.effects.mode(), sys.modules.get(NOOP)
-        if (
-            noop is None or not call.named or mode is not Mode.SYNCED
-        ):  # a module that is another `wandb`
+        # without `noop`, the module is not the tracker `wandb`
+        if noop is None or not call.named or mode is not Mode.SYNCED:
             return call.plain()
 
         def parts(run: Any) -> list[Any]:
             return [run.settings, run.config.as_dict()]
 
-        begun = self.effects.do_on_rank0("wandb.init", call.plain, parts)
+        started = self.effects.do_on_rank0("wandb.init", call.plain, parts)
         if self.rank == 0:
-            return begun
-        settings, config = begun
-        known = sys.modules["wandb"].run
-        again = known is not None and known.id == settings.run_id  # as on rank 0
-        return known if again else noop.init_noop_run(settings, config)
+            return started
+        settings, config = started
+        current = sys.modules["wandb"].run
+        same = current is not None and current.id == settings.run_id  # as on rank 0
+        return current if same else noop.init_noop_run(settings, config)
 
-    @patch(*OFF, why="one run: rank 0's; the others' are disabled or offline", optional=True)
-    def keep_apart(self, call: Call) -> Any:
-        """Start a run on rank 0; the others' are disabled or private."""
+    @patch(*OFF, why="rank 0 logs the run; other ranks disable theirs", optional=True)
+    def disable(self, call: Call) -> Any:
+        """Start a run on rank 0, and disabled or private runs on the others."""
         if self.rank == 0 or self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
-        given = {**OFF[call.target]}
-        if "repo" in given:
-            given["repo"] = self.effects.overlay.new("repo")
+        disabled = {**OFF[call.target]}
+        if "repo" in disabled:
+            disabled["repo"] = self.effects.overlay.new("repo")
         with self.context.internal():
-            return call.changed(**given)
+            return call.changed(**disabled)
 
     @patch(
         *("wandb.sdk.wandb_run:Run.step", "wandb.sdk.lib.noop_run:NoopRun.step"),
-        why="the number of the step is rank 0's, whatever the script makes of it",
+        why="all ranks get rank 0's number of the step",
         hot=True,
         optional=True,
     )
@@ -86,8 +85,8 @@ class Trackers(Outward):
         return property(step)
 
     @patch(
-        *(f"{NOOP}:NoopRun.{of}" for of in ("watch", "unwatch", "_log")),
-        why="gradients are read on all ranks or on none; what a watch has read, rank 0 alone logs",
+        *(f"{NOOP}:NoopRun.{method}" for method in ("watch", "unwatch", "_log")),
+        why="gradients are read on all ranks, or on none; only rank 0 logs them",
         optional=True,
     )
     def watch_alike(self, call: Call) -> Any:
@@ -103,11 +102,11 @@ class Trackers(Outward):
         "wandb.sdk.wandb_summary:SummaryDict.update",
         "wandb.sdk.lib.disabled:SummaryDisabled.__setitem__",
         "wandb.sdk.lib.disabled:SummaryDisabled.update",
-        why="what is logged is whole, and one number is a number; a disabled run keeps it, too",
+        why="logged tensors are gathered, and those of one element become numbers, on all ranks",
         optional=True,
     )
     def log_whole(self, call: Call) -> Any:
-        """Log whole values: all ranks read a loss, which sums it."""
+        """Log gathered values: all ranks read a loss, as reading is an all-reduce."""
         if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
         args, kwargs = tree_map(_number, whole((call.args, call.kwargs)))

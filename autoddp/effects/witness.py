@@ -1,4 +1,4 @@
-"""The check that says which code writes past Python's `open`, and so on every rank."""
+"""A check that reports code that bypasses Python's `open`, and so writes on every rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from autoddp.effects import paths
+from autoddp.effects.effect_feature import EffectFeature
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import caller
 from autoddp.report import INSTALLED, is_users, users_line
 
@@ -21,20 +21,20 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 EVENTS = ("open", "sqlite3.connect")  # Python's own audit events
 
 
-class Witness(Outward):
-    """The feature that says on rank 0 what the user's code does past us on ranks 0 and 1 alike.
+class Witness(EffectFeature):
+    """The feature that reports files which both rank 0 and rank 1 write without a patched function.
 
-    Neither rank alone would do: what is behind `if autoddp.rank() == 0` is right.
+    A write by only one of them is correct, as it may follow `if autoddp.rank() == 0`.
     """
 
     name: ClassVar[str] = "witness"
-    without: ClassVar[str] = "what every rank writes is not reported"
+    without: ClassVar[str] = "files that every rank writes are not reported"
     views = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
-        """Add an audit hook; it stays for good, and so must cost nothing once we are gone."""
+        """Add an audit hook, which cannot be removed, and does nothing after the job."""
         super().setup(undo)
-        self._seen: dict[str, str] = {}  # what was seen, by the user's line
+        self._seen: dict[str, str] = {}  # writes, by the user's line
         if self.rank < 2 and self.effects.synced:
             active = self._active = [self._look]
             self.run.ended.append(self._end)  # before a traceback is shown
@@ -47,30 +47,30 @@ class Witness(Outward):
             sys.addaudithook(hook)
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note what the script's own thread writes outside of effects and fetches."""
+        """Record a write by the script's thread outside of effects and fetches."""
         reads = event == "open" and not (isinstance(args[2], int) and args[2] & WRITES)
-        named = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
-        if reads or not named or self.effects.mode() is not Mode.SYNCED:
+        has_path = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
+        if reads or not has_path or self.effects.mode() is not Mode.SYNCED:
             return
         with self.context.internal():
             file, where = caller(), users_line()
-            known = is_users(file) or any(part in file for part in INSTALLED)
+            reportable = is_users(file) or any(part in file for part in INSTALLED)
             path = paths.text(args[0]).removeprefix(paths.here() + "/")
-            if not known or not where or where in self._seen or self.effects.keeps(path):
+            if not reportable or not where or where in self._seen or self.effects.keeps(path):
                 return
-            what = self._seen[where] = f"{path} is written past Python's open: every rank does"
+            what = self._seen[where] = f"every rank writes {path}, as this bypasses Python's open"
             if self.rank:
                 self.run.group.store.set(f"{KIND}/{where}", "")
-                if self.run.report.strict:  # it is refused before it is done
+                if self.run.report.strict:  # raise before the write
                     self.run.report.doubt(KIND, where, what)
 
     def _end(self) -> None:
-        """Say on rank 0 what another rank has seen itself do as well."""
+        """Report on rank 0 the writes that rank 1 has made, too."""
         if not self._active:
             return
         self._active.clear()
         store = self.run.group.store
-        with suppress(dist.DistError):  # one of both ranks has failed, which is reported
+        with suppress(dist.DistError):  # one of the two ranks has failed, which is reported
             if self.rank:
                 store.set(f"{KIND}/end", "")
             elif self._seen:

@@ -1,4 +1,4 @@
-"""Calls of functions that write: rank 0's for real, whole or not at all, the others' to nothing."""
+"""Calls of functions that write files: rank 0 writes for real and atomically, others discard."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
 
 
 class WriteCall:
-    """A call of a function of the table of writers, which can be made with another path."""
+    """A call of a function in the table of writers, which can be made with another path."""
 
     def __init__(self, call: Call, row: Writer) -> None:
         self._call, self.row = call, row
         self.site = row.target.replace(":", ".").replace(".__init__", "").replace(".__new__", "")
         self._named = {**call.kwargs, **call.named}
-        named = row.argument in call.named
-        if row.position is not None and not named and len(call.args) > row.position:
+        bound = row.argument in call.named
+        if row.position is not None and not bound and len(call.args) > row.position:
             self._named[row.argument] = call.args[row.position]
-        given = self._named.get(row.argument)
-        self._bytes = isinstance(given, bytes)
-        self.path = path_of(given) or ""
+        value = self._named.get(row.argument)
+        self._bytes = isinstance(value, bytes)
+        self.path = path_of(value) or ""
 
     @property
     def mode(self) -> str:
-        """Return the mode in which the call writes, "a" if it adds to what the file holds."""
+        """Return the mode in which the call writes, "a" if it appends to the file."""
         more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
         return "a" if more.get("append") else str(more.get("mode", self.row.mode))
 
@@ -49,54 +49,54 @@ class WriteCall:
 
 
 class WriteCalls:
-    """Calls that write a file. All ranks make them together, since gathering rows needs all ranks.
+    """Calls that write a file. All ranks make them, since gathering rows needs all ranks.
 
-    Then rank 0 puts the file in place, when no rank can still be reading the old one.
+    Rank 0 then moves the file into place, when no rank can still be reading the old one.
     """
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
 
     def write(self, call: Call, row: Writer) -> Any:
-        """Write once for all ranks; all ranks raise what rank 0 raises."""
+        """Write once for all ranks; all ranks raise rank 0's error."""
         effects, writing = self._effects, WriteCall(call, row)
         mode = effects.touch(writing.path)
         if mode is Mode.PASS_THROUGH or not writing.path or writing.mode == "a":
-            return call.plain()  # what adds to a file opens it by `open`
+            return call.plain()  # functions that append use the patched `open`
         agreed = mode is Mode.SYNCED
         if agreed:
             for check in effects.before_save if row.blind else ():
                 check()
             if not row.blind:  # pickling gathers
                 writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
-                # wait until no rank reads the old content: a folder is filled in place
+                # wait until no rank reads the old content, as a folder is written in place
                 effects.do_on_rank0(writing.site, lambda: None)
         writers = effects.writers(writing.path, agreed)
         real = effects.rank in writers.ranks
-        return self._agreed(writing, writers, real) if agreed else self._alone(writing, real)
+        return self._together(writing, writers, real) if agreed else self._alone(writing, real)
 
-    def _agreed(self, writing: WriteCall, writers: Writers, real: bool) -> Any:
-        """Write on rank 0, and put the file in place once all have made the call."""
+    def _together(self, writing: WriteCall, writers: Writers, real: bool) -> Any:
+        """Write on rank 0, and move the file into place once all ranks have made the call."""
         effects = self._effects
 
         def finish() -> list[Any]:
             outcome.unwrap()
             draft.put()
-            return [outcome.value] if isinstance(outcome.value, bool) else []  # which is cv2's
+            return [outcome.value] if isinstance(outcome.value, bool) else []  # returned by cv2
 
         with effects.context.internal(), Draft(writing.path) as draft:
             written = Outcome.of(lambda: draft.write(writing.to)) if real else None
-            outcome = written or self._throw_away(writing)
+            outcome = written or self._discard(writing)
             if real and outcome.error is not None:
-                self._throw_away(writing)  # others still gather, which needs this rank
+                self._discard(writing)  # other ranks still gather, which needs this rank
             value = effects.do_on_rank0(writing.site, finish, writers=writers)
             if not real:
                 effects.overlay.drop(writing.path)
         result = outcome.unwrap()
         return value[0] if value else result
 
-    def _throw_away(self, writing: WriteCall) -> Outcome:
-        """Make the call, and delete what it has written."""
+    def _discard(self, writing: WriteCall) -> Outcome:
+        """Make the call, and delete the file that it has written."""
         effects = self._effects
         with effects.context.internal():
             if writing.row.blind:
@@ -107,26 +107,26 @@ class WriteCalls:
         return outcome
 
     def _alone(self, writing: WriteCall, real: bool) -> Any:
-        """Write what no other rank waits for: rank 0 the file, others to their overlay."""
-        held, path = self._effects.overlay, writing.path
+        """Write without waiting for other ranks: rank 0 the file, others to their overlay."""
+        private, path = self._effects.overlay, writing.path
         with self._effects.context.internal(), Draft(path) as draft:
             if not real and paths.is_folder(path):
-                return self._throw_away(writing).unwrap()
+                return self._discard(writing).unwrap()
             if not real:
-                return overlay.named(lambda: writing.to(held.to_write(path, False)), path)
+                return overlay.named(lambda: writing.to(private.to_write(path, False)), path)
             result = draft.write(writing.to)
             draft.put()
         return result
 
 
 def whole(data: Any) -> Any:
-    """Return `data` with all rows gathered; all ranks take part, before rank 0 goes its own way."""
+    """Return `data` with all sharded tensors gathered; all ranks must call this."""
     if not any(isinstance(leaf, (ShardedTensor, Partial)) for leaf in tree_leaves(data)):
         return data
     return tree_map(full, data)
 
 
-def path_of(given: Any) -> str | None:
+def path_of(value: Any) -> str | None:
     """Return the path that an argument names, None for an open file (or an ExcelWriter)."""
-    names = isinstance(given, (str, bytes, os.PathLike)) and not hasattr(given, "close")
-    return os.fsdecode(given) if names else None
+    names = isinstance(value, (str, bytes, os.PathLike)) and not hasattr(value, "close")
+    return os.fsdecode(value) if names else None

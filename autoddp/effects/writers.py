@@ -1,6 +1,6 @@
-"""The table of functions that write a file named by an argument without Python's `open`.
+"""The table of functions that write a file, named by an argument, without Python's `open`.
 
-A row of a package that is never imported costs nothing; a row of a name that a version lacks, too.
+Rows of packages that are never imported cost nothing; names that a version lacks are ignored.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Writer:
-    """A function that writes a file or a folder, or a class whose objects hold a file open.
+    """A function that writes a file or a folder, or a class whose objects keep a file open.
 
     Attributes:
-        target: The place where it is found, as "module:Dotted.path".
-        argument: The argument that names the file. The call is plain if it is no path (None, an
-            open file).
-        position: The place of that argument if the function, written in C, has no signature.
-        mode: The mode that it writes in unless its argument `mode` says; "a" keeps what was there.
-        blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.
+        target: The function or class, as "module:Dotted.path".
+        argument: The argument that names the file. If it is None or an open file, the call is not
+            changed.
+        position: The position of that argument if the function, written in C, has no signature.
+        mode: The mode without an argument `mode`; "a" keeps the old content.
+        blind: Whether it ignores the file's name and old content, so that /dev/null serves as well.
     """
 
     target: str
@@ -34,7 +34,7 @@ def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tup
     return tuple(Writer(f"{owner}{dot}{name}", argument, **more) for name in names.split())  # type: ignore[arg-type]
 
 
-# What is written through Python's own `open` needs no row, unless half of it is a lost checkpoint.
+# Functions that use Python's `open` need no row, unless a half-written file is a lost checkpoint.
 FILES = (
     *rows("torch", "save", "f", blind=True),
     *rows("torch.serialization", "save", "f", blind=True),
@@ -71,7 +71,7 @@ FILES = (
 )
 WRITERS = {row.target: row for row in FILES}
 
-# The makers of objects that hold their file open; they may read it, and write on.
+# Classes whose objects keep a file open, to read or write it.
 HELD = (
     Writer("h5py:File.__init__", "name", mode="r"),
     Writer("pandas:HDFStore.__init__", "path", mode="a"),

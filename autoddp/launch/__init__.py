@@ -1,4 +1,4 @@
-"""Start this node's ranks and wait for their end: one exit code, one failure reported."""
+"""Start this node's ranks, wait for them, report one failure, and return one exit code."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from autoddp.process.streams import Logs
 if TYPE_CHECKING:
     from autoddp.patching import Feature
 
-PORT = 29500  # torchrun's
-RANKS_A_CORE = 32  # at most; with more, a job would spend its time on switching between them
+PORT = 29500  # the default of torchrun
+MAX_RANKS_PER_CORE = 32  # with more, a job would mostly switch between ranks
 
 
 def run(script: Script, options: Options) -> int:
-    """Run the script as the options say; return the exit code of the command.
+    """Run the script with these options; return the exit code of the command.
 
     Raises:
-        BadInput: The options cannot be met; nothing was started.
+        BadInput: The options cannot be used here; nothing was started.
     """
     options = schedulers.resolve(os.environ, options)
     world = launched(os.environ)
@@ -48,27 +48,27 @@ def run(script: Script, options: Options) -> int:
     if own.kind is own_ddp.Kind.ONCE:
         return alone(script, options, own.message(script.name))
     ready = prepare(options)
-    one = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
-    if one and own.kind is own_ddp.Kind.VIEW:
+    single = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
+    if single and own.kind is own_ddp.Kind.VIEW:
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
 
 
 def launched(environ: Mapping[str, str]) -> World | None:
-    """Return the place of this process among another launcher's ranks; None if it is none of them.
+    """Return the `World` of a rank that another launcher started; None if none did.
 
     Raises:
-        BadInput: Some of its variables are there, but not all.
+        BadInput: Some of the launcher's variables are set, but not all.
     """
     started = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environ)
     return World.read(environ) if started else None
 
 
 def prepare(options: Options) -> Options:
-    """Fill in what the options left open, and check them against this machine.
+    """Fill in options that were not given, and check them against this machine.
 
     Raises:
-        BadInput: The options cannot be met here.
+        BadInput: The options cannot be used on this machine.
     """
     nproc = options.nproc or max(1, len(devices.there(os.environ).names))
     port = options.master_port
@@ -82,7 +82,7 @@ def prepare(options: Options) -> Options:
             raise BadInput(
                 f"--nnodes is {options.nnodes} without --node-rank; give --node-rank 0 to "
                 f"{options.nnodes - 1}, another number on each node (srun, mpirun and a PyTorchJob "
-                "say it: SLURM_NODEID, OMPI_COMM_WORLD_RANK, RANK are not set)"
+                "set it, but SLURM_NODEID, OMPI_COMM_WORLD_RANK and RANK are not set)"
             )
         network.resolve(options.master_addr)
         port = port or PORT
@@ -92,17 +92,17 @@ def prepare(options: Options) -> Options:
 
 
 def features() -> Sequence[type[Feature]]:
-    """Return the classes of all features; they import torch."""
+    """Return the classes of all features; this imports torch."""
     from autoddp.process.features import FEATURES
 
     return FEATURES
 
 
 def check_disabled(options: Options) -> None:
-    """Check the names of what is to be left out.
+    """Check the names of `--disable`.
 
     Raises:
-        BadInput: A name is no feature's.
+        BadInput: There is no feature of that name.
     """
     known = [feature.name for feature in features()] if options.disable else []
     for name in options.disable:
@@ -111,28 +111,28 @@ def check_disabled(options: Options) -> None:
 
 
 def check_ranks(nproc: int | None) -> None:
-    """Check that this machine can run so many ranks.
+    """Check that this machine can run this number of ranks.
 
     Raises:
-        BadInput: There are so many that it would hardly get to their first step.
+        BadInput: There are too many ranks for the cores of this machine.
     """
-    most = RANKS_A_CORE * (cores := len(os.sched_getaffinity(0)))
+    most = MAX_RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0)))
     if nproc is not None and nproc > most:
-        raise BadInput(f"--nproc is {nproc}, but this machine has {cores} cores; {most} at most")
+        raise BadInput(f"--nproc is {nproc}, but {cores} cores can run {most} ranks at most")
 
 
 def check(options: Options) -> None:
-    """Check the names, numbers and places that the options give, and make the folders.
+    """Check `--disable`, `--nproc`, `--report` and `--log-dir`, and make the folders.
 
     Raises:
-        BadInput: A name is no feature's; there are too many ranks; a folder cannot be made.
+        BadInput: An option has a wrong value, or a folder cannot be made.
     """
     check_disabled(options)
     check_ranks(options.nproc)
     report, logs = options.report or "", options.log_dir or ""
     if os.path.isdir(report):
         raise BadInput(f"--report is {report}, which is a folder; give a file in it")
-    for name, given, folder in (
+    for name, path, folder in (
         ("--report", report, os.path.dirname(report)),
         ("--log-dir", logs, logs),
     ):
@@ -140,22 +140,22 @@ def check(options: Options) -> None:
             os.makedirs(folder or ".", exist_ok=True)
         except OSError as error:
             raise BadInput(
-                f"{name} is {given}, which cannot be made ({error.strerror}); "
-                "give a place that may be written to"
+                f"{name} is {path}, which cannot be written ({error.strerror}); "
+                "give a path in a folder that is writable"
             ) from None
 
 
 def alone(script: Script, options: Options, why: str) -> int:
-    """Run the script in this process, as it is; return its exit code."""
+    """Run the script unchanged in this process; return its exit code."""
     say(options, why)
-    HERE.world = World()  # so that `@distributed` starts no job in it
+    HERE.world = World()  # so that `@distributed` starts no ranks in it
     return script.run(whole_traceback=options.verbose)
 
 
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     """Fork the ranks from this process, wait for them, and return the job's exit code."""
     assert options.nproc is not None
-    if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
+    if "OMP_NUM_THREADS" not in os.environ:  # set before torch and numpy make thread pools
         cores = len(os.sched_getaffinity(0))
         give(HERE.given, "OMP_NUM_THREADS", str(max(1, cores // options.nproc)))
     with imports_for_all():
@@ -168,20 +168,20 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
 
         if compiler.is_wanted(script):
             compiler.import_for_all(script.folder())
-    given = find_devices()
+    devices_found = find_devices()
     logs = Logs(options.log_dir)
-    job = Job(script, options, given, own, logs, JobFolder(), random.getstate())
+    job = Job(script, options, devices_found, own, logs, JobFolder(), random.getstate())
     signals = LauncherSignals(options.nproc, options.grace)
     if options.nnodes > 1:
-        where = f"{options.master_addr}:{options.master_port}"
-        say(options, f"waiting for {options.nnodes} nodes at {where}")
-    failure, kept = agent.start(job, signals), False
-    # rank 0 of this node prints itself what it has raised
+        address = f"{options.master_addr}:{options.master_port}"
+        say(options, f"waiting for {options.nnodes} nodes at {address}")
+    failure, keep_logs = agent.start(job, signals), False
+    # rank 0 of this node prints its exception itself
     silent = failure is not None and (failure.rank or failure.killed or failure.where)
     if failure is not None and silent and signals.ending is None:
         print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
-        kept = not failure.where and logs.has_output(failure.rank)
-    if not kept:
+        keep_logs = not failure.where and logs.has_output(failure.rank)
+    if not keep_logs:
         logs.remove()
     if failure is None:
         return 0

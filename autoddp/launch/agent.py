@@ -1,4 +1,4 @@
-"""Start this node's ranks through torch's elastic agent, forked from this process."""
+"""Start this node's ranks with torch's elastic agent, as forks of this process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from autoddp.process.script import INTERRUPTED
 from autoddp.process.worker import Job
 from autoddp.report import PREFIX
 
-STARTED = 60.0  # seconds in which all ranks of a node are forked
-# of a folder for unix sockets, as multiprocessing names them
-LONGEST = 107 - len("/listener-12345678")
-INTERVAL = 0.02  # seconds between two looks at the ranks
+START_TIMEOUT = 60.0  # seconds in which all ranks of a node must be forked
+# the longest path of a folder for unix sockets, with multiprocessing's names
+MAX_SOCKET_FOLDER = 107 - len("/listener-12345678")
+INTERVAL = 0.02  # seconds between two checks of the ranks
 
 
 @dataclass
 class ParentState:
-    """The launcher's state that a forked rank puts back, to be as a process that python started."""
+    """The state of the launcher that a forked rank restores, to be like a process of `python`."""
 
     job: Job
     signals: LauncherSignals
@@ -45,7 +45,7 @@ class ParentState:
     stdin: TextIO | None
     logging: int
     gate: Barrier
-    faults: bool  # whether a segmentation fault shows Python's stack
+    faults: bool  # whether faulthandler was enabled
 
 
 def start(job: Job, signals: LauncherSignals) -> Failure | None:
@@ -62,19 +62,19 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
             raise JobOver
         else:
             signals.restart()
-            # a rank that was killed may hold the lock of the old one
+            # a killed rank may still hold the lock of the old barrier
             parent.gate = get_context("fork").Barrier(signals.ranks)
             if not options.quiet and agent.failure is not None:
                 print(f"{job.flag.end()}{words(agent.failure, job.logs)}", file=sys.stderr)
-            say(options, f"the job is run again ({attempt} of {options.max_restarts})")
+            say(options, f"restarting the job ({attempt} of {options.max_restarts})")
         job.private.make()
 
     streams.flush()
-    # multiprocessing would close a child's stdin, and finds none to close
+    # otherwise multiprocessing would close stdin in a child
     sys.stdin = None
     signals.wait()
-    logging.disable(logging.CRITICAL)  # of torch's agent: autoddp prints the failure
-    # the handlers are ours, see `signals`: torch's end the job at once
+    logging.disable(logging.CRITICAL)  # mute torch's agent, as autoddp prints the failure
+    # use the handlers of `signals`, as torch's end the job at once
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
         agent = NodeAgent(spec(parent), ready, signals, options.hang_timeout)
@@ -90,7 +90,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
 
 
 def spec(parent: ParentState) -> WorkerSpec:
-    """Return what the agent runs, and where the launchers of the job's nodes find each other."""
+    """Return what the agent runs, and the address at which the launchers of nodes connect."""
     options = parent.job.options
     several = options.nnodes > 1
     return WorkerSpec(
@@ -107,42 +107,42 @@ def spec(parent: ParentState) -> WorkerSpec:
 
 
 def enter(parent: ParentState) -> None:
-    """Be a rank in this fork; torch sees no more of the rank than its exit code."""
+    """Run a rank in this fork; torch only sees its exit code."""
     local_rank = int(os.environ["LOCAL_RANK"])
     try:
-        code = be(parent, local_rank)
+        code = run_rank(parent, local_rank)
     except KeyboardInterrupt:
-        code = INTERRUPTED  # before the script's first line, or after its last
+        code = INTERRUPTED  # before the script begins, or after it ends
     except AutoDDPError as error:
         print(f"{PREFIX} {error}", file=sys.stderr)
         code = 2 if isinstance(error, BadInput) else 1
     except BaseException:
-        traceback.print_exc()  # a fault of ours, or the network's; the agent prints nothing
+        traceback.print_exc()  # an error in autoddp or the network; the agent prints nothing
         code = 1
     parent.signals.ended(local_rank, code)
     if code:
         worker.leave(code)
 
 
-def be(parent: ParentState, local_rank: int) -> int:
-    """Run this rank as if it were a process of its own; return its exit code."""
+def run_rank(parent: ParentState, local_rank: int) -> int:
+    """Run this rank like a process started by `python`; return its exit code."""
     parent.signals.arrive(local_rank)
-    # No rank may ask the store for anything before all are forked: its server, a thread of the
-    # parent, then looks up an address, and a rank forked meanwhile finds libc's resolver locked.
-    parent.gate.wait(STARTED)
+    # No rank may use the store before all are forked: its server, a thread of the parent, then
+    # resolves an address, and a rank forked meanwhile would find the resolver's lock held.
+    parent.gate.wait(START_TIMEOUT)
     logging.disable(parent.logging)
     if not parent.faults:
-        # torch's agent enables it, and its own frames would be most of what is shown
+        # torch's agent enables it, and its own frames would fill most of the output
         faulthandler.disable()
     sys.stdin = parent.stdin
-    # to the script this is the main process, with no start method chosen yet
+    # the script sees the main process, without a start method
     multiprocessing.process._current_process = parent.process  # type: ignore[attr-defined]
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
-    # the sockets of its worker processes, which stay where one is killed
+    # a folder for sockets of worker processes, which killed workers leave behind
     assert parent.job.private.folder is not None
     sockets = os.path.join(parent.job.private.folder, f"w{local_rank}")
-    if len(os.fsencode(sockets)) <= LONGEST:
+    if len(os.fsencode(sockets)) <= MAX_SOCKET_FOLDER:
         os.mkdir(sockets)
         parent.process._config["tempdir"] = sockets  # type: ignore[attr-defined]
     return worker.run(parent.job)

@@ -1,4 +1,4 @@
-"""The lines that a launcher prints: its own, and the first rank, or node, that failed."""
+"""The lines that a launcher prints, and the first failure of a rank or node."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BAD_INPUT = 2  # the exit code of a rank that autoddp refuses to start, with one
 
 @dataclass(frozen=True)
 class Failure:
-    """The first failure of a job: who failed, and how.
+    """The first failure of a job.
 
     Attributes:
-        code: The exit code; negative: minus the signal that ended the rank.
-        where: The node, in words, if it is another one.
-        lost: Why the whole node counts as lost.
+        code: The exit code, or minus the number of the signal that ended the rank.
+        where: The name of the node, if it is another one.
+        lost: The reason, if the whole node is lost.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class Failure:
 
     @property
     def who(self) -> str:
-        """Return the rank in words, with its node if that is another one."""
+        """Return the rank in words, and its node if it is another one."""
         return f"rank {self.rank} on {self.where}" if self.where else f"rank {self.rank}"
 
     @property
@@ -49,14 +49,14 @@ class Failure:
 
 
 def words(failure: Failure, logs: Logs) -> str:
-    """Describe who failed, with the end of its log or the node where that is.
+    """Describe the failure, with the end of the log, or the node that has it.
 
-    Where autoddp refused the input of a node, its own line is enough.
+    If autoddp refused the input, that line is returned alone.
     """
     if failure.lost:
         return f"{PREFIX} {failure.where} is lost: {failure.lost}"
     if failure.where:
-        return f"{PREFIX} {failure.who} {failure.what}; its log is there"
+        return f"{PREFIX} {failure.who} {failure.what}; its log is on that node"
     refused = logs.refusal(failure.rank) if failure.code == BAD_INPUT else ""
     return refused or logs.failure(failure.rank, failure.what)
 

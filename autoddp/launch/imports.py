@@ -1,4 +1,4 @@
-"""The import of torch, and of what runs a rank: once, by the launcher, for all ranks of a node."""
+"""Import torch and the modules of a rank once, in the launcher, for all ranks of a node."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def imports_for_all() -> Iterator[None]:
-    """Let no search for garbage go through what is imported for all ranks, now or in a rank.
+    """Exclude imported objects from garbage collection, here and in the ranks.
 
-    Searches take a fifth of the time of torch's import; in a rank, a fork, each would copy what it
-    goes through, page by page.
+    Collections take a fifth of the time of torch's import. In a forked rank they would copy all
+    pages with such objects.
     """
     gc.disable()
     try:
@@ -24,8 +24,8 @@ def imports_for_all() -> Iterator[None]:
 
 
 def import_torch(several: bool) -> None:
-    """Import torch once for all ranks; on several nodes mute its sockets' complaints of DNS."""
-    level = "TORCH_CPP_LOG_LEVEL"  # read once, at this import; then no longer for others to see
+    """Import torch; on several nodes without the warnings of its sockets about DNS."""
+    level = "TORCH_CPP_LOG_LEVEL"  # read only at this import, and removed after it
     quiet = several and level not in os.environ
     if quiet:
         os.environ[level] = "ERROR"

@@ -1,7 +1,7 @@
-"""The rendezvous of a job's launchers: each knows its number, and node 0 hosts the store.
+"""The rendezvous of a job's launchers: each knows its node rank, and node 0 hosts the store.
 
-Each node writes there that it has come, and reads whether all have. On one node nothing is awaited:
-torch's own rendezvous would sleep at random, and start a thread before the ranks are forked.
+Each node registers in the store, and waits for all others. On a single node there is no wait;
+torch's own rendezvous would sleep for a random time, and start a thread before the ranks fork.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
-JOIN = timedelta(minutes=10)  # in which all nodes are there; torchrun's
-ANSWER = timedelta(seconds=60)  # in which the store does what it is asked
+JOIN = timedelta(minutes=10)  # the time for all nodes to register, as in torchrun
+ANSWER = timedelta(seconds=60)  # the timeout of the store
 TICK = 0.1
 NODES = "nodes"  # a prefix of keys in the store
 
 
 def listen(port: int = 0) -> socket.socket:
-    """Listen on the loopback alone, where torch's own store would on every interface."""
+    """Listen on the loopback interface only; torch's own store would listen on all."""
     return socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
 
 
 class FixedNodes(RendezvousHandler):
-    """The rendezvous of nodes that are there from the start to the end; ranks use its store."""
+    """The rendezvous of a fixed set of nodes; ranks use its store, too."""
 
     def __init__(self, options: Options) -> None:
         self.node, self.count = options.node_rank or 0, options.nnodes
@@ -53,22 +53,22 @@ class FixedNodes(RendezvousHandler):
         self._store: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the other nodes; return at once where ranks start again, as all are there."""
+        """Wait for the other nodes; return at once when ranks restart."""
         if self._store is None and self.count == 1:
             self._store = torch_internals.store_behind(listen(self.port))
             self.host, self.port = HOST, self._store.port
         elif self._store is None:
             self._store = self._rendezvous()
-        where = RendezvousStoreInfo(self.host, self.port)
-        return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, where)
+        info = RendezvousStoreInfo(self.host, self.port)
+        return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, info)
 
     def _rendezvous(self) -> TCPStore:
-        timeout, whom = Timeout(JOIN.total_seconds(), self.say), "node 0 to answer"
+        timeout, event = Timeout(JOIN.total_seconds(), self.say), "node 0 to answer"
         if self.node == 0:
-            # not by its address, which may be none of this machine's
+            # the given address may not be one of this machine
             self._server = TCPStore(HOST, self.port, is_master=True, wait_for_workers=False)
-            whom = "this machine, which has node 0, to be reached"
-        network.await_store(self.host, self.port, timeout, whom)
+            event = "this machine, which is node 0, to be reachable at that address"
+        network.await_store(self.host, self.port, timeout, event)
         try:
             store = TCPStore(self.host, self.port, is_master=False, timeout=ANSWER)
             registered = PrefixStore(NODES, store)
@@ -79,26 +79,26 @@ class FixedNodes(RendezvousHandler):
         except dist.DistError:
             raise AutoDDPError(
                 f"node 0 at {self.host}:{self.port} has ended before all nodes were there; "
-                "see what it said, and start all nodes again"
+                "look at its output, and start all nodes again"
             ) from None
         store.set_timeout(JOIN)
         return store
 
     def _register(self, registered: Store) -> None:
-        """Take this node's number, which another start of it on the same machine may have had.
+        """Register this node's rank; an earlier process of the same machine may have done so.
 
         Raises:
-            BadInput: Another machine has it.
+            BadInput: Another machine has the same node rank.
         """
-        mine = socket.gethostname()
-        held = registered.compare_set(f"{self.node}", "", mine).decode()
-        if held != mine:
+        host = socket.gethostname()
+        registrant = registered.compare_set(f"{self.node}", "", host).decode()
+        if registrant != host:
             raise BadInput(
                 f"--node-rank is {self.node}, but node {self.node} of the job at {self.host}:"
-                f"{self.port} is {held} already; give each node its own number"
+                f"{self.port} is {registrant} already; give each node its own number"
             )
 
-    # ---- what torch asks of a rendezvous; `NodeLinks` reports the end of the job to all nodes
+    # ---- other methods of torch's interface; `NodeLinks` reports the end of the job to all nodes
 
     def get_backend(self) -> str:
         return NAME
@@ -108,7 +108,7 @@ class FixedNodes(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Return True: the store lives as long as the launcher of node 0."""
+        """Return True, as the store lives as long as the launcher of node 0."""
         return True
 
     def is_closed(self) -> bool:

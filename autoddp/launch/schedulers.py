@@ -1,7 +1,7 @@
 """The variables of SLURM, Open MPI and Kubernetes, translated to those of torchrun.
 
-A scheduler's process is one rank, which joins as it is, or starts the ranks of its node: the latter
-if each node has one process, and --nproc asks for more ranks or there are several GPUs.
+A process of a scheduler is one rank, or the launcher of its node. It is a launcher if each node has
+one process, and --nproc is larger than 1 or the node has several GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoddp.process import devices
 
 LOOPBACK = "127.0.0.1"
 HOST = re.compile(r"(?:[^\[\],\s]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+(?=,|$)")
-FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
+FIRST_PORT, PORTS = 20000, 10000  # below the range of ports that Linux assigns by itself
 CLUSTER = "the cluster"
 POD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -28,18 +28,18 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 @dataclass(frozen=True)
 class SchedulerTask:
-    """The place of this process among those that a scheduler started for one job.
+    """A process that a scheduler started as one of several of a job.
 
     Attributes:
         by: The command or system that started it.
         given: The variables that it set, for messages.
-        local_sizes: The number of them on each node, if known; else on this one.
+        local_sizes: The numbers of processes of all nodes, or only of this one.
         address: The address of rank 0's node.
         port: A port that is free there, as far as the scheduler keeps jobs apart.
     """
 
     by: str
-    given: str
+    settings: str
     rank: int
     size: int
     local_rank: int
@@ -63,21 +63,21 @@ def resolve(environ: MutableMapping[str, str], options: Options) -> Options:
     """
     task = find(environ)
     if task is not None and task.by == CLUSTER:
-        for name in POD:  # of the pod, not of a rank
+        for name in POD:  # they are about the pod, not a rank
             del environ[name]
     if task is None or task.size == 1:
         return options
     if set(LAUNCHER) <= set(environ):
         _agree(task, World.read(environ), environ)
         return options
-    one_each = task.size == task.nodes  # process on a node
+    one_each = task.size == task.nodes  # one process on each node
     if one_each and (options.nproc or len(devices.there(environ).names)) > 1:
         return _node(task, options)
     if options.nproc is not None and {options.nproc} != set(task.local_sizes):
         sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
         raise BadInput(
             f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node "
-            f"({task.given}); leave --nproc out, or have {task.by} start one process on each node"
+            f"({task.settings}); remove --nproc, or let {task.by} start one process on each node"
         )
     ranks = task.rank, task.size, task.local_rank, task.local_size
     environ.update(World(*ranks, task.node, task.address, task.port).variables(task.nodes))
@@ -85,27 +85,27 @@ def resolve(environ: MutableMapping[str, str], options: Options) -> Options:
 
 
 def find(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """Return the task of the innermost scheduler; None where none started this process.
+    """Return the task of the innermost scheduler; None if no scheduler started this process.
 
-    If mpirun started ranks within a step of SLURM's that has several tasks, raise BadInput.
+    Raise BadInput if mpirun started ranks inside a SLURM step of several tasks.
     """
     mpi, slurm = _mpi(environ), _slurm(environ)
     if mpi is not None and slurm is not None and mpi.nodes < slurm.size != mpi.size:
         raise BadInput(
-            f"{slurm.by} says {slurm.given}, {mpi.by} says {mpi.given}: these are two jobs "
-            f"in one another; start the ranks by one of them"
+            f"{slurm.by} set {slurm.settings}, {mpi.by} set {mpi.settings}: one job was started "
+            f"inside another; start the ranks by one of them"
         )
     return mpi or slurm or _pod(environ)
 
 
 def _node(task: SchedulerTask, options: Options) -> Options:
-    """Return the options with which this process is the launcher of its node."""
+    """Return the options for this process as the launcher of its node."""
     other = options.node_rank not in (None, task.node)
     if options.nnodes not in (1, task.nodes) or (options.nnodes > 1 and other):
         rank = "" if options.node_rank is None else f" and --node-rank {options.node_rank}"
         raise BadInput(
-            f"--nnodes is {options.nnodes}{rank}, but {task.by} says "
-            f"{task.given} on node {task.node} of {task.nodes}; leave both out"
+            f"--nnodes is {options.nnodes}{rank}, but {task.by} set "
+            f"{task.settings} on node {task.node} of {task.nodes}; leave both out"
         )
     return replace(
         options,
@@ -117,9 +117,9 @@ def _node(task: SchedulerTask, options: Options) -> Options:
 
 
 def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> None:
-    """Check that a launcher runs within this task, or the user copied the scheduler's variables.
+    """Check that a launcher runs inside this task, or the user set variables to the scheduler's.
 
-    If neither is so, several tasks have inherited a launcher's variables: raise BadInput.
+    Otherwise several tasks have inherited a launcher's variables, and this raises BadInput.
     """
     nodes = environ.get("GROUP_WORLD_SIZE")
     by_hand = "TORCHELASTIC_RUN_ID" not in environ
@@ -128,7 +128,7 @@ def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> Non
     if nodes == str(task.size) and world.node_rank == task.rank:
         return
     raise BadInput(
-        f"two launchers contradict each other: {task.by} says {task.given}, and another one RANK "
+        f"two launchers contradict each other: {task.by} set {task.settings}, and another one RANK "
         f"{world.rank}, WORLD_SIZE {world.world_size}, LOCAL_RANK {world.local_rank}; "
         "start the ranks by one of them"
     )
@@ -138,7 +138,7 @@ def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> Non
 
 
 def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """Read a step, which `srun` started; a batch job's script is one process, joining nobody."""
+    """Read the variables of an `srun` step; a batch script outside of one is a plain process."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
     names = ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID", "STEP_NUM_NODES")
@@ -158,10 +158,10 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
-    given = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
+    settings = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
     address, port = host or LOOPBACK, _port(environ, 16 * job + step)
     return SchedulerTask(
-        "srun", given, rank, size, local_rank, local_sizes, node, nodes, address, port
+        "srun", settings, rank, size, local_rank, local_sizes, node, nodes, address, port
     )
 
 
@@ -187,7 +187,7 @@ def first_host(text: str) -> str:
 
 
 def resolved(name: str) -> str:
-    """Return an address of SLURM's node `name`: some clusters call a node as no resolver does.
+    """Return an address of SLURM's node `name`, which may not be a host name.
 
     Raises:
         BadInput: Neither a resolver nor SLURM knows the node.
@@ -195,16 +195,16 @@ def resolved(name: str) -> str:
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        ask, answer = ["scontrol", "-o", "show", "node", name], ""
-        with suppress(OSError, subprocess.TimeoutExpired):  # it may not be there
-            answer = subprocess.run(ask, capture_output=True, text=True, timeout=20).stdout
-        found = re.search(r"\bNodeAddr=(\S+)", answer)
-        if found is None:
+        command, answer = ["scontrol", "-o", "show", "node", name], ""
+        with suppress(OSError, subprocess.TimeoutExpired):  # scontrol may be missing
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        address = re.search(r"\bNodeAddr=(\S+)", answer)
+        if address is None:
             raise BadInput(
                 f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
                 "set MASTER_ADDR to an address that every node can reach"
             ) from None
-        return found[1]
+        return address[1]
     return name
 
 
@@ -218,7 +218,7 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     rank, size, local_rank, local_size = (
         _number(environ, f"OMPI_COMM_WORLD_{name}") for name in names
     )
-    given = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
+    settings = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
     if local_size == size:
         node, nodes = 0, 1
     else:
@@ -227,24 +227,24 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     address = environ.get("MASTER_ADDR") or (LOOPBACK if nodes == 1 else _head(environ))
     if address is None or not (0 <= node < nodes):
         raise BadInput(
-            f"mpirun says {given} on {nodes} nodes, but not where rank 0 is; "
+            f"mpirun set {settings} on {nodes} nodes, but not the node of rank 0; "
             "add -x MASTER_ADDR=<rank 0's node> to its command line"
         )
     job = re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", ""))
     port = _port(environ, int(job or 0))
     return SchedulerTask(
-        "mpirun", given, rank, size, local_rank, (local_size,), node, nodes, address, port
+        "mpirun", settings, rank, size, local_rank, (local_size,), node, nodes, address, port
     )
 
 
 def _daemon(environ: Mapping[str, str], otherwise: int) -> int:
-    """Return the number of this node's daemon, which Open MPI 4 has: mpirun's own is 0."""
+    """Return the number of this node's daemon, which Open MPI 4 sets; 0 is mpirun's node."""
     match = re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", ""))
     return int(match[1]) if match else otherwise
 
 
 def _head(environ: Mapping[str, str]) -> str | None:
-    """Return mpirun's node, on which rank 0 is if that node has ranks at all."""
+    """Return the address of mpirun's node, which has rank 0 if it has any ranks."""
     match = re.search(r"tcp://([^:,]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     return match[1] if match else None
 
@@ -253,9 +253,9 @@ def _head(environ: Mapping[str, str]) -> str | None:
 
 
 def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """Read a pod of a PyTorchJob: RANK is the number of the pod, not of a rank within it."""
-    there = set(POD) <= set(environ)
-    if not there or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
+    """Read the variables of a PyTorchJob's pod, where RANK is the number of the pod."""
+    is_pod = set(POD) <= set(environ)
+    if not is_pod or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     size = (
@@ -263,10 +263,10 @@ def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
     )
     if not 0 <= rank < size:
         raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
-    given = f"RANK {rank} of WORLD_SIZE {size}"
+    settings = f"RANK {rank} of WORLD_SIZE {size}"
     port = _port(environ, 0)
     return SchedulerTask(
-        CLUSTER, given, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
+        CLUSTER, settings, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
     )
 
 
@@ -289,5 +289,5 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
 
 def _text(environ: Mapping[str, str], name: str) -> str:
     if name not in environ:
-        raise BadInput(f"{name} is not set, though a scheduler started this process; start it anew")
+        raise BadInput(f"{name} is not set, though a scheduler started this process")
     return environ[name]

@@ -1,4 +1,4 @@
-"""The row of an option, from which all that takes or shows it is made."""
+"""The description of an option."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from autoddp.errors import BadInput
 
 RUN, VERIFY, BENCH, DECORATOR = "run", "verify", "bench", "@distributed"
-KEY = "row"  # of a dataclass field's metadata
+KEY = "row"  # in the metadata of a dataclass field
 
-# by the annotations of `Options`; a number is no bool, though Python's is
+# checks by annotation; a bool is not accepted as a number
 KINDS: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "bool": lambda value: type(value) is bool,
@@ -21,56 +21,56 @@ KINDS: dict[str, Callable[[Any], bool]] = {
         type(value) is tuple and all(isinstance(name, str) for name in value)
     ),
 }
-WORDS = {"int": "a whole number", "bool": "yes or no", "str": "text", "tuple[str, ...]": "names"}
+TYPES = {"int": "a whole number", "bool": "yes or no", "str": "text", "tuple[str, ...]": "names"}
 
 
 @dataclass(frozen=True)
 class OptionRow:
-    """The row of an option: what it does, who takes it, and what values it has.
+    """The description of an option.
 
     Attributes:
-        says: The help, in sentences that can be read alone.
-        takers: The commands that take it, and `@distributed`.
-        flags: Its flags, where they are not its name.
-        words: The words that it takes, the default first; empty: any.
-        least: The smallest number that it takes.
-        most: The largest, above which clocks and sockets would fail later; 0: any.
-        rule: The error for a number below `least`.
-        shown: Its values on the page of options, if not the default and the words.
-        takes: The placeholder behind the flag, if not its kind or its words.
+        help: The help text.
+        commands: The commands that have the option, and `@distributed`.
+        flags: The flags, if they differ from the name.
+        choices: The values, the default first; empty if any text is a value.
+        minimum: The smallest number.
+        maximum: The largest number, above which clocks and sockets would fail; 0 for no limit.
+        error: The error for a number below `minimum`.
+        default_text: The default on the page of options, if it is not the value.
+        metavar: The placeholder after the flag, if it is not the type or the choices.
     """
 
-    says: str
-    takers: tuple[str, ...]
+    help: str
+    commands: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    least: int = 0
-    most: int = 0
-    rule: str = ""
-    shown: str = ""
-    takes: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: int = 0
+    maximum: int = 0
+    error: str = ""
+    default_text: str = ""
+    metavar: str = ""
 
     def check(self, name: str, value: Any, annotation: str) -> None:
-        """Check the kind, word or size of a value.
+        """Check the type, choice or size of a value.
 
         Raises:
-            BadInput: It has another.
+            BadInput: The value is not allowed.
         """
         kinds = annotation.split(" | ")
         if not any(KINDS[kind](value) for kind in kinds):
-            raise BadInput(f"{flag(name)} is {value!r}; it takes {WORDS[kinds[0]]}")
-        if self.words and value not in self.words:
-            raise BadInput(f"{flag(name)} is {value!r}; it takes {', '.join(self.words)}")
-        if self.most and value is not None and not self.least <= value <= self.most:
-            said = self.rule if value < self.least else f"{self.most} at most"
-            raise BadInput(f"{flag(name)} is {value}; {said}")
+            raise BadInput(f"{flag(name)} is {value!r}; it takes {TYPES[kinds[0]]}")
+        if self.choices and value not in self.choices:
+            raise BadInput(f"{flag(name)} is {value!r}; it takes {', '.join(self.choices)}")
+        if self.maximum and value is not None and not self.minimum <= value <= self.maximum:
+            reason = self.error if value < self.minimum else f"{self.maximum} at most"
+            raise BadInput(f"{flag(name)} is {value}; {reason}")
 
 
-def option(default: Any, says: str, *takers: str, **more: Any) -> Any:
-    """Declare a field of `Options` with its row; `autoddp run` takes every option."""
-    return field(default=default, metadata={KEY: OptionRow(says, (RUN, *takers), **more)})
+def option(default: Any, text: str, *commands: str, **more: Any) -> Any:
+    """Declare a field of `Options` with its row; `autoddp run` has every option."""
+    return field(default=default, metadata={KEY: OptionRow(text, (RUN, *commands), **more)})
 
 
 def flag(name: str) -> str:
-    """Spell an option as the command line has it."""
+    """Return the flag of an option on the command line."""
     return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""The environment variables that stand for options: AUTODDP_NPROC=2 is `--nproc 2`."""
+"""The environment variables for options: AUTODDP_NPROC=2 is `--nproc 2`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from autoddp.errors import BadInput
 from autoddp.options import table
-from autoddp.options.given import Given, read
+from autoddp.options.parsing import Values, parse
 from autoddp.options.row import flag
 
 PREFIX = "AUTODDP_"
@@ -17,28 +17,28 @@ TRUTH = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false":
 
 
 def variable(name: str) -> str:
-    """Name the variable that stands for an option."""
+    """Return the name of the variable for an option."""
     return PREFIX + name.upper()
 
 
-def given(taker: str, environ: Mapping[str, str], typed: Iterable[str] = ()) -> Given:
-    """Read the variables of the options that one command, or `@distributed`, takes.
+def read(command: str, environ: Mapping[str, str], skip: Iterable[str] = ()) -> Values:
+    """Read the variables for the options of a command, or of `@distributed`.
 
     Args:
-        taker: The command.
+        command: The command.
         environ: The variables; an empty one counts as not set.
-        typed: Names of the options that were typed, which win.
+        skip: Names of options whose variables are not read.
 
     Raises:
-        BadInput: A variable holds what its option does not take.
+        BadInput: A variable has a wrong value.
     """
-    found: Given = {}
-    for field, row in table(taker):
+    values: Values = {}
+    for field, row in table(command):
         text = environ.get(variable(field.name))
-        if not text or field.name in typed or row.flags == ("-m",):
+        if not text or field.name in skip or row.flags == ("-m",):
             continue
-        found |= read(field, _value(field, text))
-    return found
+        values |= parse(field, _value(field, text))
+    return values
 
 
 def _value(field: Field[Any], text: str) -> Any:
@@ -49,13 +49,13 @@ def _value(field: Field[Any], text: str) -> Any:
     return [text] if str(field.type).startswith("tuple") else text
 
 
-def unknown(environ: Mapping[str, str], taker: str) -> str:
-    """Return a line on a variable whose name is nearly an option's; else nothing."""
-    known = {variable(field.name) for field, row in table(taker) if row.flags != ("-m",)}
+def unknown(environ: Mapping[str, str], command: str) -> str:
+    """Return a line about a variable whose name is similar to that of an option, else nothing."""
+    known = {variable(field.name) for field, row in table(command) if row.flags != ("-m",)}
     for name in sorted(set(environ) - known - INTERNAL):
         if name.startswith(PREFIX):
             from difflib import get_close_matches
 
-            for meant in get_close_matches(name, sorted(known), 1, 0.85):
-                return f"{name} is set, but there is no such option; is {meant} meant?"
+            for similar in get_close_matches(name, sorted(known), 1, 0.85):
+                return f"{name} is set, but there is no such option; did you mean {similar}?"
     return ""

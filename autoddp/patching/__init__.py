@@ -1,4 +1,4 @@
-"""Declare patches, install them, and undo them exactly; independent of torch."""
+"""Declare patches, install them, and undo them exactly. This package does not depend on torch."""
 
 from autoddp.patching.call import Call as Call
 from autoddp.patching.call import stands_for as stands_for

@@ -16,7 +16,7 @@ _FUNCTIONS = (BuiltinFunctionType, FunctionType)
 class Aliases:
     """The names in `modules` of functions of other modules, as after `from os import replace`.
 
-    In `libraries`, which are many, these are names of functions only, but also those in classes, as
+    With `libraries`, only functions are searched, for speed, but also in classes, as in
     `_open = staticmethod(open)`. All modules are searched once, in about 0.1 s.
     """
 
@@ -29,8 +29,8 @@ class Aliases:
                     if libraries and of_class:
                         self._add_class(value)
                 elif kind in _FUNCTIONS or (callable(value) and not libraries):
-                    former = kind is wrapt.FunctionWrapper and is_ours(value)
-                    self._add(module, name, value.__wrapped__ if former else value)
+                    patched = kind is wrapt.FunctionWrapper and is_ours(value)
+                    self._add(module, name, value.__wrapped__ if patched else value)
 
     def _add(self, owner: Any, name: str, value: Any) -> None:
         self._slots.setdefault(id(value), []).append((owner, name))

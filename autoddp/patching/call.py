@@ -15,20 +15,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def stands_for(original: Any) -> Callable[[Function], Function]:
-    """Return a decorator that copies the metadata of `original`; torch.compile skips both."""
+    """Return a decorator that copies the metadata of `original`; torch.compile skips the result."""
 
-    def dress(function: Function) -> Function:
+    def decorate(function: Function) -> Function:
         wraps(original)(function)
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
         return function
 
-    return dress
+    return decorate
 
 
 def _utime(
     path: Any, times: Any = None, *, ns: Any = None, dir_fd: Any = None, follow_symlinks: Any = True
 ) -> None:
-    """Provide the signature of `os.utime`, which C code does not have."""
+    """Provide the signature of `os.utime`, which has none as a C function."""
 
 
 @lru_cache(maxsize=256)
@@ -64,16 +64,16 @@ class Call:
 
     @KeptProperty
     def _fit(self) -> inspect.BoundArguments | None:
-        # cache by function: a bound method would keep its object alive
+        # cache by function, as a cached bound method would keep its object alive
         function, bound = getattr(self.wrapped, "__func__", self.wrapped), self._bound
-        kept = not isinstance(self.wrapped, BuiltinMethodType) or isinstance(
+        cached = not isinstance(self.wrapped, BuiltinMethodType) or isinstance(
             self.wrapped.__self__, ModuleType
         )
         try:
-            signature = _signature(function) if kept else inspect.signature(self.wrapped)
+            signature = _signature(function) if cached else inspect.signature(self.wrapped)
             return signature.bind(*bound, *self.args, **self.kwargs)
         except (TypeError, ValueError):  # ValueError: a C function without a signature
-            return None  # the call itself raises the better error
+            return None  # the call raises a better error
 
     @property
     def _bound(self) -> tuple[Any, ...]:
@@ -95,9 +95,9 @@ class Call:
         """Call the original function with these arguments replaced."""
         assert self._fit is not None
         args, parameters = list(self.args), self._fit.signature.parameters.values()
-        known = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
+        names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
         skip = len(self._bound)
-        for at, name in enumerate(known[skip : skip + len(args)]):
+        for at, name in enumerate(names[skip : skip + len(args)]):
             args[at] = values.pop(name, args[at])
         return self.wrapped(*args, **{**self.kwargs, **values})
 

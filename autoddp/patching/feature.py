@@ -14,8 +14,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class Patch:
     """A patch: the replaced targets, the reason, and the method of the feature that replaces them.
 
-    Each of `targets` is "module:Dotted.path"; several are aliases of one function. A `hot` patch is
-    a plain function that the method makes from the original: ten times as fast as a wrapper.
+    Each of `targets` is "module:Dotted.path". The method of a `hot` patch makes a plain function
+    from the original, which is ten times as fast as a wrapper.
     """
 
     feature: str
@@ -42,12 +42,12 @@ def patch(
 
 
 class Feature:
-    """A promise and the patches that keep it; all its state is in its instance."""
+    """A promise and the patches that keep it; its state is in the instance."""
 
     name: ClassVar[str]
-    without: ClassVar[str] = ""  # what happens without it, in one sentence
-    views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
-    apart: ClassVar[bool] = False  # whether it is for jobs on several nodes only
+    without: ClassVar[str] = ""  # the effect of disabling it, in one sentence
+    views: ClassVar[tuple[str, ...]] = ("global", "local")  # the views that use it
+    apart: ClassVar[bool] = False  # whether only jobs on several nodes use it
     # whether names in libraries are patched, too
     libraries: ClassVar[bool] = False
 
@@ -60,15 +60,15 @@ class Feature:
         return True
 
     def setup(self, undo: ExitStack) -> None:
-        """Install hooks and state that are no patches; push each reversal on `undo`."""
+        """Install hooks and state other than patches; push each reversal on `undo`."""
 
     @classmethod
     def patches(cls) -> list[Patch]:
         """Return the patches of this feature in order of declaration."""
-        found: dict[str, Patch] = {}
+        patches: dict[str, Patch] = {}
         for owner in reversed(cls.__mro__):
             for method, value in vars(owner).items():
                 if hasattr(value, "__patch__"):
-                    targets, why, *ways = value.__patch__
-                    found[method] = Patch(cls.name, targets, why, method, *ways)
-        return list(found.values())
+                    targets, why, *flags = value.__patch__
+                    patches[method] = Patch(cls.name, targets, why, method, *flags)
+        return list(patches.values())

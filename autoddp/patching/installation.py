@@ -1,7 +1,7 @@
-"""Installation of patches, undone exactly.
+"""Installation of patches, which is undone exactly.
 
-Each change of a slot pushes its reversal on one `ExitStack`, so that undo runs in reverse, and
-a failed installation rolls back.
+Each change of a slot pushes its reversal on one `ExitStack`, so that undo runs in reverse order,
+and a failed installation is rolled back.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from autoddp.patching.slots import ABSENT, assign, find, restore
 class Installation:
     """The patches of some features, installed together and undone exactly.
 
-    `importers` returns modules that may have imported a patched function under a name of their own,
-    which is patched, too; `libraries` returns further ones, for features with `libraries` set.
+    `importers` returns modules that may have imported a patched function; these names are patched,
+    too. `libraries` returns further modules, for features with `libraries` set.
 
     Example:
         with Installation([feature]):
@@ -53,7 +53,7 @@ class Installation:
         """Install all patches; a second call does nothing.
 
         Raises:
-            PatchTargetMissing: A required target does not exist; all is rolled back.
+            PatchTargetMissing: A required target does not exist; the installation is rolled back.
         """
         if self.active:
             return self
@@ -89,15 +89,15 @@ class Installation:
             name = target.partition(":")[0]
             root = name.partition(".")[0]
 
-            def act(module: ModuleType, target: str = target) -> None:
+            def apply(module: ModuleType, target: str = target) -> None:
                 method = getattr(type(feature), item.method)
                 if self.active and (method, target) not in self._done:
                     self._apply(feature, item, target, module)
 
             if name in sys.modules or (root == "torch" and not item.optional):
-                act(importlib.import_module(name))
+                apply(importlib.import_module(name))
             else:
-                wrapt.register_post_import_hook(act, name)
+                wrapt.register_post_import_hook(apply, name)
 
     def _apply(self, feature: Feature, item: Patch, target: str, module: ModuleType) -> None:
         owner, name, current = find(target, module, optional=item.optional)
@@ -106,26 +106,26 @@ class Installation:
         self._done.add((getattr(type(feature), item.method), target))
         method = getattr(feature, item.method)
         slot = vars(owner).get(name, ABSENT)
-        layer = [True]  # a wrapper that others have wrapped is disabled by emptying this
+        enabled = [True]  # emptied to disable a wrapper that other code has wrapped
         replacement = (
             _scripted_as(current, method(current))
             if item.hot
             else wrapt.FunctionWrapper(
                 current if slot is ABSENT else slot,
                 partial(serve, method, target),
-                enabled=lambda: bool(layer),
+                enabled=lambda: bool(enabled),
             )
         )
         assign(owner, name, replacement)
         self._undo.callback(restore, owner, name, slot, replacement)
         if isinstance(owner, ModuleType):
-            found = [self._users or Aliases(self.importers())]
-            found += [self._libraries] if feature.libraries and self._libraries else []
-            for holder, alias, value in chain(*(x.replace(current, replacement) for x in found)):
-                before = vars(holder)[alias]
+            aliases = [self._users or Aliases(self.importers())]
+            aliases += [self._libraries] if feature.libraries and self._libraries else []
+            for holder, alias, value in chain(*(x.replace(current, replacement) for x in aliases)):
+                previous = vars(holder)[alias]
                 assign(holder, alias, value)
-                self._undo.callback(restore, holder, alias, before, value)
-        self._undo.callback(layer.clear)
+                self._undo.callback(restore, holder, alias, previous, value)
+        self._undo.callback(enabled.clear)
 
 
 def _scripted_as(original: Any, replacement: Any) -> Any:

@@ -11,8 +11,8 @@ Value = TypeVar("Value")
 class KeptProperty(Generic[Value]):
     """A cached property, like `functools.cached_property` of Python 3.12 and later.
 
-    That of 3.11 holds a lock of the class while it computes: after a fork by another thread, the
-    child would wait for it forever.
+    In Python 3.11 the latter computes under a lock of the class: after a fork by another thread, a
+    child would wait for the lock forever.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
@@ -23,6 +23,6 @@ class KeptProperty(Generic[Value]):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
         if instance is None:
-            return self  # type: ignore[return-value]  # read from the class
+            return self  # type: ignore[return-value]  # accessed on the class
         value = vars(instance)[self.name] = self.compute(instance)
         return value

@@ -1,4 +1,4 @@
-"""Slots: attributes of modules and classes, also of C types, that hold patched functions."""
+"""Slots: attributes of modules, classes and C types that hold patched functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, 
 
 
 def assign(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute, also of a C type, which refuses `setattr`."""
+    """Set an attribute, also of a C type, for which `setattr` raises."""
     try:
         setattr(owner, name, value)
     except TypeError:
@@ -46,7 +46,7 @@ def assign(owner: Any, name: str, value: Any) -> None:
 
 
 def restore(owner: Any, name: str, slot: Any, replacement: Any) -> None:
-    """Restore `slot`, unless the attribute no longer holds our replacement."""
+    """Restore `slot`, unless the attribute no longer holds the replacement."""
     if vars(owner).get(name) is not replacement:
         return
     if slot is not ABSENT:

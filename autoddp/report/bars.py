@@ -1,4 +1,4 @@
-"""Bars of tqdm and rich that are shown: print lines of autoddp above them."""
+"""Print lines above progress bars of tqdm and rich."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 
 def above(stream: Any) -> Callable[[str], object] | None:
-    """Return what writes a line above the bars that are up on the stream; None if none is."""
-    shown: Any = sys.stderr
-    # while its display is shown, rich has a stream of its own there
-    if getattr(shown, "rich_proxied_file", None) is stream and shown.isatty():
-        return partial(print, file=shown)
+    """Return a function that writes a line above the bars of a stream; None without bars."""
+    stderr: Any = sys.stderr
+    # while it shows a display, rich replaces this stream
+    if getattr(stderr, "rich_proxied_file", None) is stream and stderr.isatty():
+        return partial(print, file=stderr)
     bars: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    # its lock would choose multiprocessing's start method for the script, if no bar has asked yet
+    # without bars, do not take the lock, as this would fix multiprocessing's start method
     if not getattr(bars, "_instances", None):
         return None
-    with bars.get_lock():  # another thread may make a bar
-        up = [bar for bar in bars._instances if hasattr(bar, "start_t")]
-    if any(bar.fp in (stream, sys.stdout, sys.stderr) for bar in up):
+    with bars.get_lock():  # other threads may make bars
+        shown = [bar for bar in bars._instances if hasattr(bar, "start_t")]
+    if any(bar.fp in (stream, sys.stdout, sys.stderr) for bar in shown):
         return partial(bars.write, file=stream)
     return None
 
 
 def is_log(stream: Any) -> bool:
-    """Return whether a stream is a file or pipe, where a bar drawn again is one more line."""
+    """Return whether a stream is a file or a pipe, where bars cannot be redrawn."""
     return isinstance(stream, io.TextIOWrapper) and not stream.isatty()

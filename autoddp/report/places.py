@@ -6,32 +6,29 @@ import sys
 from types import FrameType
 from typing import Any
 
-CELL = "In ["  # how the name of a cell begins
+CELL = "In ["  # the beginning of the name of a cell
 
 
 def shell() -> Any:
-    """Return the IPython session that this process is, or None."""
+    """Return the IPython session of this process, or None."""
     module = sys.modules.get("IPython")
-    ask = getattr(module, "get_ipython", None)
-    return ask() if ask is not None else None
+    get = getattr(module, "get_ipython", None)
+    return get() if get is not None else None
 
 
 def cell(filename: str) -> str:
-    """Return the name of the cell that IPython compiled under this name of a file, or nothing."""
+    """Return the name of the cell that IPython compiled under this file name, or an empty text."""
     session = shell()
-    ask = getattr(getattr(session, "compile", None), "format_code_name", None)
-    named = ask(filename) if ask is not None else None
-    return str(named[1]).replace("In[", CELL) if named else ""
+    get = getattr(getattr(session, "compile", None), "format_code_name", None)
+    name = get(filename) if get is not None else None
+    return str(name[1]).replace("In[", CELL) if name else ""
 
 
 def named(frame: FrameType | None) -> str:
-    """Return the line that a frame is at; `?` for no frame."""
+    """Return the current line of a frame; `?` for no frame."""
     if frame is None:
         return "?"
     filename = frame.f_code.co_filename
-    found = cell(filename)
-    return (
-        f"{found}, line {frame.f_lineno}"
-        if found
-        else f"{filename.rpartition('/')[2]}:{frame.f_lineno}"
-    )
+    if name := cell(filename):
+        return f"{name}, line {frame.f_lineno}"
+    return f"{filename.rpartition('/')[2]}:{frame.f_lineno}"

@@ -1,7 +1,6 @@
-"""The folder of temporary files, found without changing what the script finds.
+"""The folder of temporary files, found without filling the cache of `tempfile`.
 
-`tempfile` caches its first answer. A variable that the script sets before it asks must count, so
-autoddp asks without that cache.
+The script may set TMPDIR before it uses `tempfile`, which caches its first answer.
 """
 
 from __future__ import annotations
@@ -11,29 +10,29 @@ import tempfile
 
 
 def named() -> list[str]:
-    """Return the folders that variables name, in the order in which `tempfile` tries them."""
+    """Return the folders of environment variables, in the order in which `tempfile` tries them."""
     return [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
 
 
-_found: dict[tuple[str, ...], str] = {}  # by what variables named, the latest last
+_found: dict[tuple[str, ...], str] = {}  # by the folders of variables, the latest last
 
 
 def look() -> None:
-    """Find out where temporary files go now, which writes a file there."""
+    """Find the current folder of temporary files, which writes a file there."""
     if tuple(named()) in _found:
         return
-    known = tempfile.tempdir
+    cached = tempfile.tempdir
     try:
         _found[tuple(named())] = tempfile.gettempdir()
     finally:
-        tempfile.tempdir = known
+        tempfile.tempdir = cached
 
 
 look()
 
 
 def temporary_folder() -> str:
-    """Return what `tempfile` has answered to the script, else what was found here."""
+    """Return the folder that `tempfile` has cached for the script, else the one found here."""
     if tempfile.tempdir is not None:
         return os.fsdecode(tempfile.tempdir)
     return _found.get(tuple(named())) or next(reversed(_found.values()))

@@ -1,1 +1,1 @@
-"""The commands that are built upon whole runs of a script: verify and bench."""
+"""The commands that run a script several times: verify and bench."""

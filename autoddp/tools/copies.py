@@ -1,4 +1,4 @@
-"""A private copy of the current folder, from which `..` leads to what is really there."""
+"""A private copy of the current folder, in which relative paths outside of it still work."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ SKIPPED |= {".pytest_cache", ".ruff_cache"}
 def copy_in_place(here: Path, root: Path) -> Path:
     """Copy the folder `here` below `root`, and return the copy.
 
-    The folders above it are made below `root`, too, with links to all that they really hold, so
-    that a relative path that leaves the folder means the same in the copy. Environments, caches,
-    version control, the copies themselves, and what is no file or cannot be read are not copied.
+    The folders above `here` are made below `root`, too, with links to their content, so that a
+    relative path such as `../data` works in the copy. Virtual environments, caches, version
+    control, the copies themselves, special files and unreadable files are not copied.
 
     Raises:
-        BadInput: There is no room for it, or it changes meanwhile.
+        BadInput: The disk is full, or the folder changed meanwhile.
     """
     for above in reversed(here.parents):
-        made = root / above.relative_to("/")
-        made.mkdir()
-        inside = here.parts[len(above.parts)]
-        with suppress(PermissionError):  # a folder that others may enter, but not list
+        parent = root / above.relative_to("/")
+        parent.mkdir()
+        copied = here.parts[len(above.parts)]
+        with suppress(PermissionError):  # a folder that may be entered, but not listed
             for name in os.listdir(above):
-                if name != inside:
-                    os.symlink(above / name, made / name)
+                if name != copied:
+                    os.symlink(above / name, parent / name)
 
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        return {name for name in names if is_left_out(Path(folder, name), root)}
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if is_ignored(Path(folder, name), root)}
 
     copy = root / here.relative_to("/")
     try:
-        shutil.copytree(here, copy, symlinks=True, ignore=left_out)
+        shutil.copytree(here, copy, symlinks=True, ignore=ignored)
     except shutil.Error as error:
         _, to, why = error.args[0][0]
         raise BadInput(
@@ -47,7 +47,7 @@ def copy_in_place(here: Path, root: Path) -> Path:
     return copy
 
 
-def is_left_out(path: Path, root: Path) -> bool:
+def is_ignored(path: Path, root: Path) -> bool:
     """Return whether a path is not copied to `root`."""
     if path.is_symlink() or (path.is_file() and os.access(path, os.R_OK)):
         return False

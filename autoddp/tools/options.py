@@ -14,36 +14,36 @@ from autoddp.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
-    """The options of both that `autoddp run` does not have."""
+    """The options of both commands that `autoddp run` does not have."""
 
     steps: int | None = None  # after which a run ends
     json: str | None = None
 
     def check(self, least: int, why: str) -> None:
-        """Check the number of steps, and that the folder of the file exists.
+        """Check the number of steps and the folder of `--json`.
 
         Raises:
-            BadInput: There are fewer steps than `least`, or there is no such folder.
+            BadInput: There are fewer than `least` steps, or the folder does not exist.
         """
         if self.steps is not None and self.steps < least:
             raise BadInput(f"--steps is {self.steps}; {why}")
         check_folder("--json", self.json)
 
     def write(self, data: dict[str, Any]) -> None:
-        """Write the results, if a file was given."""
+        """Write the results to the file of `--json`, if given."""
         if self.json is not None:
             Path(self.json).write_text(json.dumps(data, indent=2))
 
 
 def check_folder(name: str, path: str | None) -> None:
-    """Check that the folder of the file in an option exists.
+    """Check that the folder of an option's file exists.
 
     Raises:
         BadInput: It does not exist.
     """
     folder = os.path.dirname(path or "")
     if folder and not os.path.isdir(folder):
-        raise BadInput(f"{name} is {path}, but there is no folder {folder}; make it first")
+        raise BadInput(f"{name} is {path}, but the folder {folder} does not exist; make it first")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

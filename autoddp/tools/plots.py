@@ -1,4 +1,4 @@
-"""The picture of `autoddp bench`: speed-up against ideal."""
+"""The plot of `autoddp bench`: the speed-up, next to the ideal one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from autoddp.tools.options import check_folder
 
 
 def check(path: str) -> None:
-    """Check, before anything runs, that a picture can be drawn at `path`.
+    """Check, before anything runs, that a plot can be written to `path`.
 
     Raises:
-        BadInput: There is no matplotlib, no such folder, or no such kind of picture.
+        BadInput: matplotlib or the folder is missing, or the format is unknown.
     """
     check_folder("--plot", path)
     try:
@@ -30,17 +30,17 @@ def check(path: str) -> None:
 
 
 def speed_up(path: str, rows: Sequence[tuple[str, int, float]]) -> None:
-    """Draw speed-up against ideal, of rows with their name, their devices and their speed-up."""
+    """Plot rows of label, number of devices and speed-up."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(8, 6), layout="constrained")
-    axes = made.subplots()
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots()
     most = max(devices for _, devices, _ in rows)
     axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
     for name in dict.fromkeys(name for name, *_ in rows):
-        points = sorted((devices, gained) for label, devices, gained in rows if label == name)
+        points = sorted((devices, gain) for label, devices, gain in rows if label == name)
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
     axes.set_xlabel("ranks")
     axes.set_ylabel("samples/s, as a multiple of one process's")
     axes.legend()
-    made.savefig(path)
+    figure.savefig(path)

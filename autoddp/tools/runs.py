@@ -1,4 +1,4 @@
-"""Runs of one script, each in a copy of the current folder, and what they leave there."""
+"""Runs of one script, each in a copy of the current folder."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from autoddp.tools.record.script import Change, RecordedScript, check_own
 
 RECORDED = "autoddp.tools.record.script"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TAIL = 30  # lines of an error that are shown
-REAL = "each run has a copy of this folder; what the script writes elsewhere, it writes for real"
+TAIL = 30  # the lines of an error that are shown
+REAL = "each run has a copy of this folder; files that the script writes elsewhere are real"
 
 
 @dataclass
 class Runner:
-    """A runner of one script, one run after the other, all in the same place.
+    """A runner of one script, one run after the other.
 
-    So the paths that the script sees are the same in all runs.
+    All runs use the same folder, so that the script sees the same paths.
     """
 
     script: Script
-    numbers: bool  # record the numbers that are computed, not the time that this takes
+    numbers: bool  # record the numbers of steps, not their times
     quiet: bool
-    root: Path  # the folder of all that the runs write
+    root: Path  # the folder for all files of the runs
 
     @classmethod
     @contextmanager
     def of(cls, script: Script, numbers: bool, quiet: bool) -> Iterator[Runner]:
-        """Make a runner; at the end, or at a signal, the copies are removed."""
+        """Make a runner; remove the copies at the end, or at a signal."""
         before = {number: signal.signal(number, stop) for number in STOPS}
         root = Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-")))
         try:
@@ -72,40 +72,41 @@ class Runner:
         """Run the script once, in a copy of the current folder.
 
         Args:
-            name: The name of the run, in a line of progress.
+            name: The name of the run, for its line of progress.
             options: The options of `autoddp run`.
-            steps: The number of optimizer steps after which it ends.
+            steps: The number of optimizer steps after which the script ends.
             changes: See `RecordedScript`.
-            environ: Variables that are added to those of this process.
+            environ: Environment variables to add.
         """
         results = Path(tempfile.mkdtemp(dir=self.root))
         records, temporary, top = results / "records", self.root / "tmp", self.root / "run"
         records.mkdir()
         temporary.mkdir()
-        here, path = Path(os.path.realpath(os.getcwd())), Path(self.script.name)
-        copy, options = copy_in_place(here, top), replace(options, quiet=True)
+        folder, path = Path(os.path.realpath(os.getcwd())), Path(self.script.name)
+        copy, options = copy_in_place(folder, top), replace(options, quiet=True)
         task = vars(self.script) | {"options": options, "records": str(records), "steps": steps}
         task |= {"numbers": self.numbers, "changes": changes}
-        if not self.script.module and path.is_absolute() and path.is_relative_to(here):
-            task["name"] = str(copy / path.relative_to(here))
+        if not self.script.module and path.is_absolute() and path.is_relative_to(folder):
+            task["name"] = str(copy / path.relative_to(folder))
         (results / "task").write_bytes(pickle.dumps(RecordedScript(**task)))
-        found = {"PYTHONHASHSEED": "0"} | os.environ  # one order of sets in all runs
-        found |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {"PYTHONHASHSEED": "0"} | os.environ  # the same order of sets in all runs
+        variables |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
-        code = self._start(results, copy, found | dict(environ or {}))
+        code = self._start(results, copy, variables | dict(environ or {}))
         seconds = time.monotonic() - started
+        copy.chmod(copy.stat().st_mode | 0o700)  # a read-only folder cannot be renamed
         copy.rename(results / "folder")
-        for folder in (top, temporary):
-            shutil.rmtree(folder, ignore_errors=True)
+        for used in (top, temporary):
+            shutil.rmtree(used, ignore_errors=True)
         self.say(f"{name}: {seconds:.1f} s")
-        # read as bytes: in a text file a carriage return would end a line
-        texts = [(results / of).read_bytes().decode(errors="replace") for of in ("out", "err")]
-        out, err = (text.replace(str(top), "") for text in texts)  # the path of what was copied
-        known = {"out": out, "err": err, "folder": results / "folder"}
-        ran = read(records, name, code=code, seconds=seconds, **known)
+        # read as bytes, as carriage returns end lines in text mode
+        texts = [(results / std).read_bytes().decode(errors="replace") for std in ("out", "err")]
+        out, err = (text.replace(str(top), "") for text in texts)  # the original paths
+        extra = {"out": out, "err": err, "folder": results / "folder"}
+        recording = read(records, name, code=code, seconds=seconds, **extra)
         if not self.numbers:
             shutil.rmtree(results, ignore_errors=True)
-        return ran
+        return recording
 
     def say(self, text: str) -> None:
         """Print a line of progress, unless --quiet."""
@@ -113,9 +114,9 @@ class Runner:
             print(f"{PREFIX} {text}", file=sys.stderr, flush=True)
 
     def _start(self, results: Path, copy: Path, environ: Mapping[str, str]) -> int:
-        """Start the run, wait for its end, and return its exit code, negative for a signal.
+        """Start the run, wait for it, and return its exit code, negative for a signal.
 
-        Whatever ends this command kills the launcher, with which the kernel ends the ranks.
+        If this process ends, the launcher is killed, and then the kernel kills the ranks.
         """
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [sys.executable, *flags, BOOT, RECORDED, str(results / "task")]
@@ -129,7 +130,7 @@ def check(script: Script, options: Options, command: str) -> None:
     """Check that the script can be run with these options, on one process and on ranks.
 
     Raises:
-        BadInput: The script cannot be run so.
+        BadInput: The script cannot be run with them.
     """
     script.find()
     launch.check_disabled(options)
@@ -141,19 +142,19 @@ def check(script: Script, options: Options, command: str) -> None:
         )
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         raise BadInput(
-            f"RANK or WORLD_SIZE is set, by a launcher; autoddp {command} starts ranks by itself"
+            f"RANK or WORLD_SIZE is set by a launcher, but autoddp {command} starts ranks itself"
         )
     check_own(script, options)
 
 
 def tail(text: str) -> list[str]:
-    """Return the last lines of what went wrong, and all lines of autoddp before them."""
+    """Return the last lines of an error output, and all lines of autoddp before them."""
     lines = text.rstrip().splitlines()
     return [line for line in lines[:-TAIL] if line.startswith(PREFIX)] + lines[-TAIL:]
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
     """Exit at a signal, and ignore further ones while the copies are removed."""
-    for each in STOPS:
-        signal.signal(each, signal.SIG_IGN)
+    for stopping in STOPS:
+        signal.signal(stopping, signal.SIG_IGN)
     raise SystemExit(128 + number)

@@ -24,19 +24,19 @@ RAW = {
     "_to_dlpack",
 }  # fmt: skip
 COMPARED = (
-    "the script has the memory of a batch, where torch may not see writes: each later use of the "
-    "batch compares all of it and waits for the device; give batch.clone() instead"
+    "the script holds the memory of a batch, where writes cannot be tracked: each later use of the "
+    "batch compares all of it and waits for the device; pass batch.clone() instead"
 )
 
 
 class ExportedBuffer:
-    """A gathered whole whose memory the script can access: as an array, a view or an address."""
+    """A gathered batch whose memory the script can access: as an array, a view or an address."""
 
     def __init__(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int) -> None:
         self.whole, self.rows, self.sizes, self.shard_dim = whole.detach(), rows.detach(), sizes, at
         self.raw = whole.is_inference()
         self.version_seen = version(whole)
-        # rows that are a view of the whole need no copy
+        # writes reach rows that are a view of the whole without a copy
         self.is_view = memory_of(whole) == memory_of(rows)
         self.before: Tensor | None = None  # a copy of the whole, if the group exports several
 
@@ -74,7 +74,7 @@ class ExportedBuffer:
     def refresh(self) -> None:
         """Update the whole, after all ranks have written into their rows.
 
-        If the rows are a view of it, the version has counted that write already.
+        If the rows are a view of it, its version counter includes that write already.
         """
         with torch.no_grad(), same_mode(self.whole):
             whole = self.whole.data if self.is_view else self.whole
@@ -87,9 +87,9 @@ class ExportedBuffer:
 class AliasGroup:
     """Sharded tensors that share memory, because one is a view of another.
 
-    The local rows are the source of truth. If somebody writes into a gathered copy, that is copied
-    to the rows before a member is read again. An exported whole is also updated after writes into
-    the rows.
+    The local rows are the source of truth. Writes of the script into a gathered copy are copied to
+    the rows before a member is read again. An exported whole is also updated after writes into the
+    rows.
 
     Attributes:
         separate_versions: Whether a member is another's `.data`, with a version of its own.
@@ -116,10 +116,10 @@ class AliasGroup:
         for exported in written:
             exported.merge()
         if written:
-            self.refresh()  # they may overlap
+            self.refresh()  # exported wholes may overlap
 
     def export(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int, raw: bool) -> None:
-        """Record that the script can access the memory of `whole`; `raw` if by untracked writes."""
+        """Record that the script can access the memory of `whole`; `raw`: by untracked writes."""
         key = region_of(rows)
         if raw and whole.device.type != "cpu":
             sizes.view.report.say_once("raw memory", users_line(), COMPARED)
@@ -156,7 +156,7 @@ class AliasGroup:
 
 
 def region_of(rows: Tensor) -> Any:
-    """Return the key of the memory that these rows cover."""
+    """Return a key for the memory of these rows: address, dtype, shape and strides."""
     return rows.data_ptr(), rows.dtype, tuple(rows.shape), rows.stride()
 
 
@@ -165,7 +165,7 @@ def exposes(out: Any, whole: Tensor, name: str) -> bool:
     if name == "__reduce_ex__":
         return True  # copy.copy() and multiprocessing queues share the memory
     if isinstance(out, (list, tuple)):
-        return any(exposes(o, whole, name) for o in out[:1])  # all parts are alike
+        return any(exposes(o, whole, name) for o in out[:1])  # the same holds for all parts
     if isinstance(out, Tensor) and out.layout is torch.strided:
         return memory_of(out) == memory_of(whole)
     return not isinstance(out, Tensor) and name in RAW
@@ -185,10 +185,10 @@ def same_mode(x: Tensor) -> Iterator[None]:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """Return an identifier of the storage of `x`; None if it has no strided layout."""
+    """Return an identifier of the storage of `x`; None if `x` is not strided."""
     if x.layout is not torch.strided:
         return None
-    storage: Any = x.untyped_storage()  # of a FunctionalTensor it has no address
+    storage: Any = x.untyped_storage()  # that of a FunctionalTensor has no address
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
@@ -224,5 +224,5 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def is_shape(x: Any) -> bool:
-    """Return whether `x` is a `torch.Size`, which stays one: `Tensor.new` reads a tuple as data."""
+    """Return whether `x` is a `torch.Size`, a leaf of trees: `Tensor.new` reads a tuple as data."""
     return isinstance(x, torch.Size)

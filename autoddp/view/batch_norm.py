@@ -1,7 +1,7 @@
-"""BatchNorm with statistics over all ranks, as torch's SyncBatchNorm, on any backend.
+"""BatchNorm with statistics over all ranks, like torch's SyncBatchNorm, on any backend.
 
-Backward keeps only the input. SyncBatchNorm's kernels are used on devices that have them, elsewhere
-those of BatchNorm with given statistics.
+Only the input is saved for backward. The kernels are those of SyncBatchNorm on devices that have
+them, and otherwise those of BatchNorm with given statistics.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def gradients(
     group: Any,
     needs_x: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias; the last two of this rank's rows alone."""
+    """Return the gradients of input, weight and bias; the last two for this rank's rows."""
     mean, invstd, counts = stats
-    own_kernels = has_kernels(x.device.type)
-    x = dense(x) if own_kernels else x
+    sync_kernels = has_kernels(x.device.type)
+    x = dense(x) if sync_kernels else x
     g = with_strides(x.stride(), g)
-    if own_kernels:
+    if sync_kernels:
         weight = _cast(weight, mean)
         sum_g, sum_gx, of_weight, of_bias = aten.batch_norm_backward_reduce(
             g, x, mean, invstd, weight, True, True, True
@@ -156,28 +156,28 @@ class Normalize(Boundary):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, *stats = ctx.saved_tensors
-        found: tuple[Tensor | None, Tensor, Tensor]
+        results: tuple[Tensor | None, Tensor, Tensor]
         if torch.is_grad_enabled():  # for a second derivative
-            found = _differentiable_gradients(grads[0], x, weight, ctx.eps, ctx.group)
+            results = _differentiable_gradients(grads[0], x, weight, ctx.eps, ctx.group)
         else:
             needs_x = ctx.needs_input_grad[0]
-            found = gradients(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
-        wanted = zip(found, ctx.needs_input_grad[:3], strict=True)
-        return *(g if needed else None for g, needed in wanted), None, None, None
+            results = gradients(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
+        pairs = zip(results, ctx.needs_input_grad[:3], strict=True)
+        return *(g if needed else None for g, needed in pairs), None, None, None
 
 
 def _differentiable_gradients(
     g: Tensor, x: Tensor, weight: Tensor | None, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `gradients` by differentiable operators."""
+    """Compute what `gradients` returns by differentiable operators."""
     dtype, wide = x.dtype, torch.float32 if x.dtype in LOW else x.dtype
     x, g = x.to(wide), g.to(wide)
-    over = [d for d in range(x.dim()) if d != 1]
+    dims = [d for d in range(x.dim()) if d != 1]
     count = SumWithin.apply(x.new_full((1,), x.numel() // x.shape[1]), group)
-    d = x - _per_channel(SumWithin.apply(x.sum(over), group) / count, x)
-    invstd = torch.rsqrt(SumWithin.apply((d * d).sum(over), group) / count + eps)
+    d = x - _per_channel(SumWithin.apply(x.sum(dims), group) / count, x)
+    invstd = torch.rsqrt(SumWithin.apply((d * d).sum(dims), group) / count + eps)
     scaled = d * _per_channel(invstd, x)
-    of_bias, of_weight = g.sum(over), (g * scaled).sum(over)
+    of_bias, of_weight = g.sum(dims), (g * scaled).sum(dims)
     sum_g, sum_gx = SumWithin.apply(torch.stack([of_bias, of_weight]), group) / count
     of_x = (g - _per_channel(sum_g, x) - scaled * _per_channel(sum_gx, x)) * _per_channel(invstd, x)
     if weight is not None:
@@ -187,7 +187,7 @@ def _differentiable_gradients(
 
 def stats_of(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the mean and the inverse standard deviation of each channel of local rows."""
-    if x.device.type == "cpu":  # one pass; float32 statistics make it sum halves in float32
+    if x.device.type == "cpu":  # one pass; float32 statistics make it sum float16 in float32
         unused = x.new_zeros(x.shape[1], dtype=torch.float32) if x.dtype in LOW else None
         mean, var = aten.batch_norm_update_stats(x, unused, unused, 0.0)
     else:
@@ -205,7 +205,7 @@ def dense(x: Tensor) -> Tensor:
 def with_strides(strides: tuple[int, ...], g: Tensor) -> Tensor:
     """Return `g` with these strides.
 
-    torch's CPU kernel (2.6 to 2.14) computes other numbers for one row in another layout.
+    torch's CPU kernel (2.6 to 2.14) computes different numbers for a single row in another layout.
     """
     if g.stride() == strides:
         return g

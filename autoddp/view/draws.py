@@ -1,8 +1,8 @@
-"""Random draws of sharded tensors: drawn for the whole batch, of which each rank keeps its rows.
+"""Random draws for sharded tensors: each rank draws for the whole batch and keeps its own rows.
 
-Dropout masks and noise are thus those of one process, and so are the states of generators. This
-draws N times as much. Above `MAX_WHOLE_DRAW` bytes, `--draws auto` lets each rank draw its rows
-from a stream of its own, and reports it.
+Dropout masks, noise and the states of generators are therefore those of one process, but N ranks
+draw N times as many numbers. With `--draws auto`, each rank draws only its rows, from a stream of
+its own, if a draw exceeds `MAX_WHOLE_DRAW` bytes; a line reports this.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILL = (
     *("geometric_", "cauchy_"),
 )
 LIKE = ("rand_like", "randn_like", "randint_like")
-DROPOUT = ("dropout_p", "dropout", "p")  # the probability, in operators with dropout inside
+DROPOUT = ("dropout_p", "dropout", "p")  # names of the probability in operators with dropout
 
 
 class Draws(DispatchMode):
@@ -37,7 +37,7 @@ class Draws(DispatchMode):
 
     Args:
         sizes: The number of rows on each rank.
-        dim: The shard dimension; if a draw has another size there, the first fitting one is taken.
+        dim: The shard dimension; if a draw has another size there, the first dimension that fits.
     """
 
     def __init__(self, sizes: ShardSizes, dim: int = 0) -> None:
@@ -47,7 +47,7 @@ class Draws(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled():
-            # inference mode passes composite operators whole, before their draws
+            # inference mode dispatches composite operators before they are decomposed into draws
             parts = parts_of(self, func, *args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -81,9 +81,9 @@ class Draws(DispatchMode):
 
     def _batch_dim(self, shape: Any) -> int | None:
         """Return the batch's dimension in a shape: `dim` if its size fits, else the first fit."""
-        places = (self.dim, *range(len(shape)))
-        here = self.sizes.local
-        return next((d for d in places if d < len(shape) and shape[d] == here), None)
+        candidates = (self.dim, *range(len(shape)))
+        rows = self.sizes.local
+        return next((d for d in candidates if d < len(shape) and shape[d] == rows), None)
 
     def _empty_whole(self, x: Tensor, dim: int) -> Tensor:
         """Return an uninitialised tensor like `x` for the whole batch."""
@@ -107,9 +107,9 @@ class Draws(DispatchMode):
         return large
 
     def _draw_inside_kernel(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a kernel that draws inside, such as attention with dropout on a GPU.
+        """Run a kernel that draws internally, such as attention with dropout on a GPU.
 
-        Its draws cannot be those of one process: each rank draws for its rows. Return
+        Its draws cannot be those of one process: each rank draws for its own rows. Return
         NotImplemented for a kernel that draws nothing for the batch.
         """
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
@@ -129,7 +129,7 @@ class DrawingCall(LocalCall):
 
     Args:
         call: Arguments of the `LocalCall`.
-        drawn: The placement of what is drawn.
+        drawn: The placement of the drawn tensor.
         options: Keyword arguments of the `LocalCall`.
     """
 
@@ -149,24 +149,24 @@ class DrawingCall(LocalCall):
 def _dropout_probability(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the probability of dropout in an operator; 1 if it has no such argument."""
     schema = func._schema.arguments
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
-    return next((given[n] for n in DROPOUT if n in given), 1.0)
+    values = {a.name: a.default_value for a in schema if a.has_default_value()}
+    values |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
+    return next((values[n] for n in DROPOUT if n in values), 1.0)
 
 
 @contextmanager
 def own_stream(view: View, device: torch.device) -> Iterator[None]:
-    """Draw from this rank's own stream inside; restore the script's generator afterwards."""
+    """Draw from this rank's own stream inside the context, and restore the script's generator."""
     if view.tracing:
         raise NotImplementedError("each rank draws its own rows")
-    where = accelerator.at(device)
-    outside, own = accelerator.state(where), view.streams.get(where)
-    if own is None:
+    target = accelerator.at(device)
+    script_state, own_state = accelerator.state(target), view.streams.get(target)
+    if own_state is None:
         seed = torch.initial_seed() + 7919 * (view.group.rank + 1)
-        own = torch.Generator(where).manual_seed(seed).get_state()
-    accelerator.set_state(where, own)
+        own_state = torch.Generator(target).manual_seed(seed).get_state()
+    accelerator.set_state(target, own_state)
     try:
         yield
     finally:
-        view.streams[where] = accelerator.state(where)
-        accelerator.set_state(where, outside)
+        view.streams[target] = accelerator.state(target)
+        accelerator.set_state(target, script_state)

@@ -1,4 +1,4 @@
-"""Sharding of plain tensors at the call of a module, for scripts that slice their own batches."""
+"""Sharding of plain tensors when a module is called, for scripts that slice their own batches."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class ModuleEntry:
     ) -> Any:
         """Call `run(module, *args, **kwargs)` after sharding plain tensors that hold the batch."""
         dims = self._batch_dims(module)
-        given, named = self._sharded(dims[0], args, kwargs)
-        held = any(type(x) is ShardedTensor for x in (*given, *named.values()))
-        work = self.view.work.turn(SHARDED if held else WHOLE)
+        new_args, new_kwargs = self._sharded(dims[0], args, kwargs)
+        sharded = any(type(x) is ShardedTensor for x in (*new_args, *new_kwargs.values()))
+        work = self.view.work.turn(SHARDED if sharded else WHOLE)
         self.depth += 1
         try:
-            out = run(module, *given, **named)
+            out = run(module, *new_args, **new_kwargs)
             if len(dims) > 1 and not _is_placed(out):
                 dims.pop(0)
             return out
@@ -52,20 +52,20 @@ class ModuleEntry:
     def _batch_dims(self, module: nn.Module) -> list[int]:
         """Return the guesses for the batch dimension of inputs, of which the first is used.
 
-        It is 1 if a submodule has `batch_first=False`. Where the result of that is whole, the
-        module may transpose its inputs itself: then 0 is tried. The first call also records the
-        order of the module's parameters.
+        The guess is 1 if a submodule has `batch_first=False`. If the result is then replicated, the
+        module may transpose its inputs itself, and the next call tries 0. The first call also
+        records the order of the module's parameters.
         """
-        found = self.dims.get(module)
-        if found is None:
+        guesses = self.dims.get(module)
+        if guesses is None:
             self.view.order.note(nn.Module.parameters(module))
             self.view.recent_modules.append(weakref.ref(module))
-            firsts = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
-            found = self.dims[module] = [1, 0, 1] if False in firsts else [0]
-        return found
+            flags = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
+            guesses = self.dims[module] = [1, 0, 1] if False in flags else [0]
+        return guesses
 
     def _sharded(self, dim: int, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the arguments, with tensors of the batch's size sharded."""
+        """Return the arguments, with plain tensors of the batch's size sharded."""
         values = [*args, *kwargs.values()]
         lead = next((x for x in values if type(x) is ShardedTensor), None)
         plain = [x for x in values if type(x) in PLAIN and x.dim()]
@@ -82,10 +82,10 @@ class ModuleEntry:
         if sizes.blocks > 1:
             return args, kwargs
         dims = (dim, 0) if lead is None else (lead.shard_dim, 0)
-        made = {id(x): self._shard(x, dims, sizes) for x in plain}
+        shards = {id(x): self._shard(x, dims, sizes) for x in plain}
         return (
-            tuple(made.get(id(x), x) for x in args),
-            {name: made.get(id(x), x) for name, x in kwargs.items()},
+            tuple(shards.get(id(x), x) for x in args),
+            {name: shards.get(id(x), x) for name, x in kwargs.items()},
         )
 
     def _shard(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:

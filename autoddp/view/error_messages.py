@@ -1,4 +1,4 @@
-"""Messages of errors that a function raised on local rows, with the shapes of the whole batch."""
+"""Messages of errors raised on local rows, rewritten with the shapes of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from autoddp.view.aliases import is_shape
 
 WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
 NUMBER = re.compile(r"-?\d+")
-OTHERS = (torch.OutOfMemoryError, dist.DistError)  # subclasses that have other causes
+OTHERS = (torch.OutOfMemoryError, dist.DistError)  # subclasses with other causes
 
 
 def reword(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Give `error`, which `func` raised on local rows, the message that the whole batch gives.
+    """Give `error`, which `func` raised on local rows, the message for the whole batch.
 
-    Only numbers may differ. A rank must not gather here, as others may have no error: the call is
-    repeated on a batch of the same shape, and its draws are undone.
+    Only the numbers in the message may differ. The rank must not gather here, as other ranks may
+    have no error: it repeats the call on a copy of the whole shape, and undoes its draws.
     """
     if isinstance(error, OTHERS):
         return
     try:
-        given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
-        new = _raised(lambda: func(*given, **named))
+        whole_args, whole_kwargs = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
+        new = _raised(lambda: func(*whole_args, **whole_kwargs))
     except Exception:  # an error of the copy is not the script's
         return
     if type(new) is type(error) and NUMBER.sub("", str(new)) == NUMBER.sub("", str(error)):
         error.args = new.args
 
 
-def _raised(again: Callable[[], Any]) -> Exception | None:
-    drawn = torch.get_rng_state(), accelerator.states()
+def _raised(call: Callable[[], Any]) -> Exception | None:
+    states = torch.get_rng_state(), accelerator.states()
     try:
         with torch.no_grad():
-            again()
+            call()
     except Exception as new:
         return new
     finally:
-        torch.set_rng_state(drawn[0])
-        accelerator.set_states(drawn[1])
+        torch.set_rng_state(states[0])
+        accelerator.set_states(states[1])
     return None
 
 
@@ -57,5 +57,5 @@ def as_whole(x: Any) -> Any:
     sizes = getattr(x, "sizes", None)
     if sizes is None:
         return rows.clone()
-    again = torch.arange(sizes.total, device=rows.device) % sizes.local
-    return rows.index_select(x.shard_dim, again)  # type: ignore[attr-defined]
+    index = torch.arange(sizes.total, device=rows.device) % sizes.local
+    return rows.index_select(x.shard_dim, index)  # type: ignore[attr-defined]

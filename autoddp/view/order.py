@@ -1,7 +1,7 @@
 """An order of parameters that is the same on all ranks: that of `module.parameters()`.
 
-The order of leaves in the autograd graph is not: for a single row torch computes some layers by
-other operators.
+The order of leaves in the autograd graph may differ between ranks: for a single row torch computes
+some layers by other operators.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Order:
-    """Numbers for parameters, in the order of modules' first calls."""
+    """Numbers of parameters, in the order of the first calls of their modules."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -28,9 +28,9 @@ class Order:
 
     def sorted(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Sort leaves by number; those without a number follow, in the order of the graph."""
-        found = [(self._number(leaf), leaf) for leaf in leaves]
-        known = sorted((n, k) for k, (n, _) in enumerate(found) if n is not None)
-        return [found[k][1] for _, k in known] + [leaf for n, leaf in found if n is None]
+        numbered = [(self._number(leaf), leaf) for leaf in leaves]
+        known = sorted((n, k) for k, (n, _) in enumerate(numbered) if n is not None)
+        return [numbered[k][1] for _, k in known] + [leaf for n, leaf in numbered if n is None]
 
     def numbers(self, leaves: Iterable[Tensor]) -> tuple[int | None, ...]:
         """Return the numbers of leaves, None for a leaf without one."""

@@ -21,23 +21,23 @@ from autoddp.view.shard_sizes import ShardSizes
 def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
     """Return an uninitialised tensor with its dimensions in this order in memory.
 
-    So `view` works on it, and generators fill it, as in one process.
+    Then `view` works on it, and generators fill it, as in one process.
     """
     return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
 
 
 def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
-    """Return the dimensions of the whole as they are in memory, the outermost first.
+    """Return the dimensions of the whole tensor in memory order, the outermost first.
 
-    A dimension of size 1 hides its place: where only some ranks have one row, rank 0, which has the
-    most, decides for all.
+    The order of a local dimension of size 1 is ambiguous: where only some ranks have one row, rank
+    0, which has the most, decides.
     """
     strides, shape = local.stride(), local.shape
     order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] < 2, k))
     if sizes.smallest > 1 or sizes.even or local.dim() < 2:
         return order
-    found = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())
-    return list(json.loads(found)[0])
+    agreed = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())
+    return list(json.loads(agreed)[0])
 
 
 def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
@@ -51,20 +51,20 @@ def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
         padded = x.new_zeros((sizes.largest, *x.shape[1:]))
         padded[: sizes.local] = x
         x = padded
-    got = sizes.view.group.all_gather(x)
-    parts = [g[:c] for g, c in zip(got, sizes.per_rank, strict=True)]
-    whole = (got.flatten(0, 1) if sizes.even else torch.cat(parts)).movedim(0, dim)
+    gathered = sizes.view.group.all_gather(x)
+    parts = [g[:c] for g, c in zip(gathered, sizes.per_rank, strict=True)]
+    whole = (gathered.flatten(0, 1) if sizes.even else torch.cat(parts)).movedim(0, dim)
     if order == [dim, *(k for k in range(local.dim()) if k != dim)]:
         return whole.data  # a view created here would not allow in-place writes
     return empty_in_order(tuple(whole.shape), order, local).copy_(whole)
 
 
 class Boundary(Function):
-    """Base of the functions between shards and whole tensors."""
+    """Base class of the autograd functions between shards and whole tensors."""
 
 
 class Gather(Boundary):
-    """From a shard to the whole batch by an all-gather; backward is this rank's rows, times N."""
+    """All-gather a shard to the whole batch; backward returns this rank's rows, times N."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
@@ -81,7 +81,7 @@ class Gather(Boundary):
 
 
 class Scatter(Boundary):
-    """From a replicated tensor that needs a gradient to this rank's rows of it."""
+    """Return this rank's rows of a replicated tensor; backward gathers and divides by N."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
@@ -108,7 +108,7 @@ class MeanGradient(Boundary):
 
 
 class SumOverRanks(Boundary):
-    """From a term of a sum to the sum, by an all-reduce; backward multiplies by N."""
+    """All-reduce a term of a sum to the sum; backward multiplies by N."""
 
     @staticmethod
     def forward(ctx: Any, term: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
@@ -121,7 +121,7 @@ class SumOverRanks(Boundary):
 
 
 class SumWithin(Boundary):
-    """An all-reduce whose result is used for local rows again; backward is an all-reduce, too."""
+    """All-reduce a tensor that is then used for local rows; backward is an all-reduce, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -134,7 +134,7 @@ class SumWithin(Boundary):
 
 
 class Mean(Boundary):
-    """The average of a leaf's gradient over ranks; a second derivative passes it unchanged."""
+    """Average the gradient of a leaf over ranks; backward is the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -147,7 +147,7 @@ class Mean(Boundary):
         return grads[0], None
 
 
-NEARBY = 24  # nodes searched for a `Boundary`; a larger graph is taken to have one
+NEARBY = 24  # nodes to search for a `Boundary`; a larger graph counts as having one
 
 
 def node_name(x: Tensor) -> str:
@@ -164,9 +164,9 @@ def with_node_name(kind: Any, node: str) -> Any:
     """Return `kind` with its graph node called `node`: `NllLossBackward0`, as in one process."""
     if not node:
         return kind
-    made: Any = type(kind.__name__, (kind,), {})
-    made._backward_cls.__name__ = node
-    return made
+    subclass: Any = type(kind.__name__, (kind,), {})
+    subclass._backward_cls.__name__ = node
+    return subclass
 
 
 class Renamed(Function):
@@ -184,8 +184,8 @@ class Renamed(Function):
 def with_mean_gradient(x: Any, group: Any) -> Any:
     """Return `x`; if it is replicated, its gradient from local rows is averaged over ranks.
 
-    A leaf is averaged anyway, and so is what is computed from leaves alone, as gradients are
-    linear. Only behind a sum or a gather of rows must `MeanGradient` restore the true gradient.
+    The gradient of a leaf is averaged anyway, and so is that of a tensor computed from leaves only,
+    as gradients are linear. `MeanGradient` is needed only after a sum or a gather of rows.
     """
     if not isinstance(x, Tensor) or not x.requires_grad or x.is_leaf or not torch.is_grad_enabled():
         return x
@@ -202,7 +202,7 @@ def _from_leaves_alone(node: Any) -> bool:
         if issubclass(getattr(node, "_forward_cls", Tensor), Boundary) or len(seen) == NEARBY:
             return False
         seen.add(node)
-        todo += [following for following, _ in node.next_functions]
+        todo += [next_node for next_node, _ in node.next_functions]
     return True
 
 

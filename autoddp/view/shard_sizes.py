@@ -19,9 +19,9 @@ MAX_SPECS = 4096
 class ShardSizes:
     """The number of rows that each rank holds, contiguous and in rank order.
 
-    Equal sizes are one object, so that `is` compares them. A batch that is flattened behind another
-    dimension, (T, B) to (T*B), consists of T blocks, of each of which a rank holds its rows
-    (DTensor's strided shard).
+    Equal sizes are one object, so that `is` compares them. A batch that is flattened together with
+    a preceding dimension, (T, B) to (T*B), consists of T blocks; a rank holds its rows of each
+    block (DTensor's strided shard).
 
     Attributes:
         per_rank: Rows of every rank, in each block.
@@ -50,7 +50,7 @@ class ShardSizes:
         self.specs: dict[tuple[int, ...], Spec] = {}
 
     def times(self, factor: int) -> ShardSizes:
-        """Return the sizes of a batch with `factor` rows in place of each row."""
+        """Return the sizes of a batch in which `factor` rows replace each row."""
         if factor == 1:
             return self
         return self.view.shard_sizes(tuple(s * factor for s in self.per_rank), self.blocks)
@@ -72,21 +72,21 @@ class ShardSizes:
         return self.view.shard_sizes(self.per_rank)
 
     def shard(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's rows of a whole tensor: a view, or a copy if there are blocks."""
+        """Return this rank's rows of a whole tensor: a view, or a copy if it has blocks."""
         if self.blocks == 1:
             return whole.narrow(dim, self.offset, self.local)
         split = whole.unflatten(dim, (self.blocks, self.total // self.blocks))
         return split.narrow(dim + 1, self.offset, self.local // self.blocks).flatten(dim, dim + 1)
 
     def spec(self, local_shape: tuple[int, ...], dim: int) -> Spec:
-        """Return the `Spec` of a tensor with this local shape; equal arguments, same object."""
+        """Return the `Spec` of a tensor with this local shape; equal arguments give one object."""
         key = (dim, *local_shape)
-        found = self.specs.get(key)
-        if found is None:
+        spec = self.specs.get(key)
+        if spec is None:
             if len(self.specs) >= MAX_SPECS:
                 self.specs.clear()
-            found = self.specs[key] = Spec(self, local_shape, dim)
-        return found
+            spec = self.specs[key] = Spec(self, local_shape, dim)
+        return spec
 
 
 class Spec:
@@ -98,7 +98,7 @@ class Spec:
         shape: The shape of the whole tensor.
         local_shape: The shape of this rank's shard.
         view: The view of this rank.
-        strides: The strides of the whole by local strides; None for contiguous ones.
+        strides: The strides of the whole tensor, by local strides; None for contiguous ones.
     """
 
     __slots__ = ("dim", "local_shape", "shape", "sizes", "strides", "view")
@@ -112,9 +112,9 @@ class Spec:
         self.strides: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 
     def strides_for(self, local: Tensor) -> tuple[int, ...] | None:
-        """Return the strides of the whole for the layout of `local`; None if contiguous.
+        """Return the strides of the whole tensor for the layout of `local`; None if contiguous.
 
-        `local.is_contiguous()` does not help: it ignores the stride of a single row.
+        `local.is_contiguous()` is not used, as it ignores the stride of a single row.
         """
         local_strides = local.stride()
         shape, strides, step = self.shape, [0] * len(local_strides), 1
@@ -123,9 +123,9 @@ class Spec:
                 continue  # expanded
             strides[dim] = step
             step *= max(shape[dim], 1)
-        found = tuple(strides)
+        result = tuple(strides)
         contiguous = torch.empty(shape, device="meta").stride()
-        self.strides[local_strides] = None if found == contiguous else found
+        self.strides[local_strides] = None if result == contiguous else result
         return self.strides[local_strides]
 
 

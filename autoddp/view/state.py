@@ -27,7 +27,7 @@ class View:
     Attributes:
         batch_statistics: Whether BatchNorm takes its statistics over all ranks.
         decisions: The cached decisions of rules, by the schema of a call.
-        recent_modules: The modules called last; dead ones stay, as each rank frees its own.
+        recent_modules: The modules called last; freed ones stay, so that ranks agree.
         tracing: Whether a compiler traces a graph of sharded tensors.
         streams: The states of this rank's own random streams, by device.
     """
@@ -56,11 +56,11 @@ class View:
         return self.shard_sizes(even_sizes(total, self.group.size))
 
     def shard_sizes(self, per_rank: tuple[int, ...], blocks: int = 1) -> ShardSizes:
-        """Return the `ShardSizes` of these rows of each rank; equal arguments, same object."""
-        found = self._sizes.get((per_rank, blocks))
-        if found is None:
-            found = self._sizes[per_rank, blocks] = ShardSizes(self, per_rank, blocks)
-        return found
+        """Return the `ShardSizes` of these rows per rank; equal arguments return one object."""
+        sizes = self._sizes.get((per_rank, blocks))
+        if sizes is None:
+            sizes = self._sizes[per_rank, blocks] = ShardSizes(self, per_rank, blocks)
+        return sizes
 
     def gathered(self, name: str, size: int) -> None:
         """Record that the function `name` gathered a batch of `size` bytes."""

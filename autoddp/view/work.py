@@ -1,4 +1,4 @@
-"""A clock of the time in module calls and backward passes, on sharded or whole tensors."""
+"""The time spent in module calls and backward passes, on sharded or on whole tensors."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Work:
         self.seconds = dict.fromkeys((ELSEWHERE, SHARDED, WHOLE, BACKWARD), 0.0)
 
     def turn(self, kind: str) -> str:
-        """Count time for this kind from now on; return the kind before, to be restored."""
+        """Count time for this kind from now on; return the previous kind, to restore it."""
         now, before = self._now(), self.kind
         self.seconds[before] += now - self._since
         self.kind, self._since = kind, now
         return before
 
     def share(self) -> float | None:
-        """Return which part of the work in modules was sharded, None if there was none."""
+        """Return the fraction of the work in modules that was sharded, None without any work."""
         shared, whole = self.seconds[SHARDED] * self._group.size, self.seconds[WHOLE]
         return shared / (shared + whole) if shared + whole else None
 
     def _now(self) -> float:
-        """Return the time without the time in which this rank waited for others."""
+        """Return the time, less the time in which this rank waited for others."""
         return perf_counter() - self._group.position.waited

@@ -1,4 +1,4 @@
-"""The command line: what is ours and what is the script's; what cannot be done is one line, 2."""
+"""The command line: options of autoddp and of the script; errors are one line, exit code 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.cli import environ, run_cli
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """What `launch.run` would be given for some arguments."""
+    """The arguments of `launch.run` for a command line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("print('ran')\n")
     calls = []
@@ -73,7 +73,7 @@ def test_every_option_arrives(asked):
 
 
 BAD = {
-    "no script": ("run", "no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
+    "no script": ("run", "no script given; usage: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
     "no such script": ("run none.py", "no script at none.py (in "),
     "python": ("run python s.py", "check the path, leave out python before it"),
     "a directory": ("run .", "no script at . (in "),
@@ -92,17 +92,17 @@ BAD = {
         "--report is pkg, which is a folder; give a file in it",
     ),
     "no ranks": ("run -n 0 s.py", "--nproc is 0; a job has at least 1 rank on each node"),
-    "too many ranks": ("run -n 4000 s.py", "--nproc is 4000, but this machine has "),
+    "too many ranks": ("run -n 4000 s.py", "--nproc is 4000, but "),
     "many": ("run --nproc many s.py", "--nproc is 'many'; it takes a whole number"),
     "node": (
         "run --node-rank 5 --nnodes 2 s.py",
-        "--node-rank is 5 with --nnodes 2; it goes from 0 to 1",
+        "--node-rank is 5 with --nnodes 2; use 0 to 1",
     ),
     "no master": (
         "run --nnodes 2 s.py",
         "--nnodes is 2 without --master-addr; give the address of node 0, the same on every node",
     ),
-    "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; a port is from 1 to"),
+    "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; use a port from 1 to"),
     "backend": (
         "run --backend mpi s.py",
         "--backend is 'mpi'; it takes auto, nccl, gloo, ",
@@ -110,7 +110,7 @@ BAD = {
     "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
     "option": ("run --bogus s.py", "No such option: --bogus"),
     "command": ("walk s.py", "No such command 'walk'; see autoddp --help"),
-    "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be made"),
+    "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be written"),
 }
 
 
@@ -168,7 +168,7 @@ def test_env_shows_what_a_bug_report_needs():
     assert "job: RANK=1" in done.out
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback():
+def test_a_closed_pipe_gives_no_traceback():
     command = [sys.executable, "-m", "autoddp", "patches"]
     read, write = os.pipe()
     os.close(read)

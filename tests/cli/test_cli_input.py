@@ -1,4 +1,4 @@
-"""What is typed beside a script: a text in its place, variables, hints; and the help of it all."""
+"""Variables, hints for mistakes, and the help of the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["asked"]  # a fixture
 
 @pytest.fixture
 def setenv(no_leaks):
-    """Set a variable, and undo that before the environment is looked at for leaks."""
+    """Set a variable, and undo that before the check for leaks."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch.setenv
 
 
-def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
+def test_options_take_precedence_over_variables(asked, setenv):
     given = {"NPROC": "3", "HANG_TIMEOUT": "60", "QUIET": "1", "DISABLE": "files,folders"}
     given |= {"NNODES": "2", "MASTER_ADDR": "h", "VERBOSE": "no", "REPORT": "", "VIEW": "local"}
     for name, text in given.items():
@@ -36,18 +36,18 @@ def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
     assert asked("-n", "2", "--view", "global", "s.py")[1] == want
 
 
-def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
+def test_a_misspelled_variable_is_reported(asked, setenv, capfd):
     setenv("AUTODDP_HANGTIMEOUT", "60")
     setenv("AUTODDP_OPTIONS_OF_MINE", "60")
     asked("s.py")
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.endswith("is set, but there is no such option; is AUTODDP_HANG_TIMEOUT meant?")
+    assert line.endswith("is set, but there is no such option; did you mean AUTODDP_HANG_TIMEOUT?")
 
 
 PARSES = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); p.parse_args()"
 
 
-def test_an_option_behind_the_script_is_hinted_at_where_its_parser_refuses_it(tmp_path):
+def test_an_option_after_the_script_gives_a_hint_if_the_script_fails(tmp_path):
     (tmp_path / "s.py").write_text(PARSES)
     done = run_cli("run", "s.py", "--nproc", 4, cwd=tmp_path)
     assert done.rc == 2
@@ -59,7 +59,7 @@ def test_an_option_behind_the_script_is_hinted_at_where_its_parser_refuses_it(tm
     assert (done.rc, "comes after" in done.err) == (2, False)
 
 
-def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_path):
+def test_nproc_after_a_script_without_a_parser_gives_a_hint(tmp_path):
     (tmp_path / "s.py").write_text("print('trained')")
     done = run_cli("run", "s.py", "-n", 2, "--nproc=2", cwd=tmp_path)
     assert (done.rc, done.out) == (0, "trained\n")
@@ -68,9 +68,9 @@ def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_p
     assert (done.rc, "comes after" in done.err) == (0, False)
 
 
-def test_a_command_that_is_left_out_is_hinted_at(capfd):
+def test_a_missing_command_gives_a_hint(capfd):
     assert cli.command(["train.py", "--lr", "3"]) == 2
-    said = "train.py is no command of autoddp; to run it: autoddp run train.py"
+    said = "train.py is not a command of autoddp; to run it: autoddp run train.py"
     assert said in capfd.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Launchers' variables -> World, or one line that says what is wrong with them."""
+"""Launchers' variables become a `World`, or an error of one line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_launchers_variables_give_the_rank(monkeypatch, environ, rank):
         ({"MASTER_ADDR": "a b"}, r"^MASTER_ADDR is 'a b', which is no address"),
     ],
 )
-def test_what_is_wrong_is_said(change, message):
+def test_wrong_variables_raise(change, message):
     environ = {k: v for k, v in (FULL | change).items() if v is not None}
     with pytest.raises(BadInput, match=message):
         World.read(environ)

@@ -1,4 +1,4 @@
-"""`@distributed`: one process becomes N for the time of a call, however it was started."""
+"""`@distributed`: one process becomes N ranks during a call."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')
 
 @pytest.fixture
 def python(warm, tmp_path, monkeypatch):
-    """Runs a script's text by `python` in its own folder."""
+    """Run the text of a script with `python` in its own folder."""
 
     def run(source, nproc=None, timeout=240, name="run"):
         path = tmp_path / "train.py"
@@ -146,14 +146,14 @@ AGAINST = {
 
 
 @pytest.mark.parametrize("what", AGAINST)
-def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(python, what):
+def test_an_obstacle_to_a_fork_is_named_with_the_command(python, what):
     before, named = AGAINST[what]
     done = python(before + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
     assert (done.code, done.out) == (1, "")
     said = done.err.splitlines()[-1]
     assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
-    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which takes the script", said)
-    assert said.endswith(", or make the call before that begins")
+    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which needs no fork here", said)
+    assert said.endswith(", or make the call before that happens")
 
 
 # ---- what one process sees
@@ -199,7 +199,7 @@ torch.distributed.group.WORLD)
     assert done.out == "(3, 1) main Doc. True\n(a, *, b=2)\n[] True\n1 False None\n[]\n"
 
 
-def test_nested_calls_are_plain_and_methods_too(python):
+def test_nested_calls_and_methods_are_plain_calls(python):
     done = python(
         """
         import autoddp
@@ -234,7 +234,7 @@ finally: print("after")
 """
 
 
-def test_exceptions_come_out_as_of_a_plain_call(python, tmp_path):
+def test_exceptions_are_those_of_a_plain_call(python, tmp_path):
     source = FAILS.replace("WHAT", "raise KeyError('why')").replace("finally", "except KeyError")
     done = python(source + "print('caught')\nsys.exit(3)")
     assert (done.code, done.out) == (3, "\nafter\ncaught\n"), done.err
@@ -242,7 +242,7 @@ def test_exceptions_come_out_as_of_a_plain_call(python, tmp_path):
     assert not leftovers(tmp_path)
 
 
-def test_a_traceback_is_the_scripts(tmp_path):
+def test_a_traceback_has_only_frames_of_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(FAILS.replace("WHAT", "raise ValueError('why')"))
     many, plain = run_python(path), run_python(path, env={"AUTODDP_NPROC": "1"})
@@ -266,7 +266,7 @@ def test_a_rank_that_raises_alone_is_named_with_its_log(python):
     )
     assert done.code == 1
     assert (
-        "[autoddp] rank 2 raised an exception in main(), rank 0 did not; the end of its log"
+        "[autoddp] rank 2 raised an exception in main(), unlike rank 0; the end of its log"
         in done.err
     )
     assert done.err.endswith("ValueError: only me\n")
@@ -339,18 +339,18 @@ def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
         assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
 
 
-def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
+def test_under_torchrun_the_call_raises_with_the_fix(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
     done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
     assert (done.rc, done.out) == (1, "")
-    assert "BadInput: @distributed starts ranks by itself, but another launcher has" in done.err
+    assert "BadInput: @distributed starts ranks itself, but another launcher has" in done.err
 
 
 # ---- options
 
 
-def test_the_typed_keywords_are_the_tables():
+def test_the_typed_keywords_equal_the_options():
     kinds = {**get_type_hints(Keywords)}
     more = {
         "average_every": int,
@@ -359,7 +359,8 @@ def test_the_typed_keywords_are_the_tables():
     }  # turned into text
     assert kinds.pop("disable") == str | Iterable[str]
     of = {name: kind for name, kind in get_type_hints(Options).items() if name in NAMES}
-    of |= {name: Literal[row.words] for name, row in ROWS.items() if row.words and name in NAMES}
+    choices = {name: row.choices for name, row in ROWS.items() if row.choices and name in NAMES}
+    of |= {name: Literal[words] for name, words in choices.items()}
     assert kinds == {n: of[n] | more[n] if n in more else of[n] for n in NAMES if n != "disable"}
 
 
@@ -372,13 +373,13 @@ def test_the_typed_keywords_are_the_tables():
     ],
     ids=["name", "text", "choice"],
 )
-def test_bad_options_are_refused_at_the_decoration(options, message):
+def test_bad_options_raise_at_the_decoration(options, message):
     with pytest.raises(BadInput, match=re.escape(message)) as found:
         distributed(**options)
     assert [entry.frame.code.path for entry in found.traceback] == [Path(__file__)]
 
 
-def test_names_imported_before_the_call_are_ours_in_it(python):
+def test_names_imported_before_the_call_are_patched_in_it(python):
     """The patched function under a name of the script's own: checkpoint, time, makedirs."""
     source = (
         "from os import makedirs\nfrom time import time\nimport torch\nfrom torch import nn\n"

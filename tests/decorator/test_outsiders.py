@@ -1,4 +1,4 @@
-"""What others on the machine and on the network can do to a job: nothing, or an error says so."""
+"""Other processes and hosts cannot disturb a job, or an error reports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTENING = "0A"  # in /proc/net/tcp
 
 
 def addresses(port):
-    """Where something listens at a port, in the kernel's spelling."""
+    """The addresses that listen at a port, as the kernel lists them."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -73,8 +73,8 @@ for batch in x:
 """
 
 
-def test_garbage_at_all_ports_of_a_job_ends_nothing_and_its_folders_are_private(warm, tmp_path):
-    """Nobody else's ports get any, and nobody else's folders are looked at."""
+def test_garbage_at_all_ports_does_not_end_a_job_and_its_folders_are_private(warm, tmp_path):
+    """Only ports and folders of the job are used."""
     (tmp_path / "job.py").write_text(SCRIPT)
     with tempfile.TemporaryDirectory(prefix="ad") as folder:  # a short path: sockets lie in it
         done = warm.run(
@@ -109,7 +109,7 @@ def test_a_log_is_not_written_through_a_link(warm, tmp_path):
     assert stat.S_ISLNK((tmp_path / "logs" / "rank1.log").lstat().st_mode)
 
 
-def test_what_answers_at_the_masters_port_is_no_node_0():
+def test_another_server_at_the_masters_port_is_reported():
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         server.RequestHandlerClass.log_message = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""A disk that is really full, a quota that is used up, for tests of what then happens."""
+"""File systems that are really full, or whose quota is used up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, options: str = "size=64k") -> Iterator[Path]:
-    """A file system of its own at `folder`."""
+    """Mount a file system at `folder`."""
     if os.geteuid():
         pytest.skip("mounting a tmpfs takes root")
     with _mounted(folder, "-t", "tmpfs", "-o", options, "tmpfs"):

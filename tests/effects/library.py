@@ -1,4 +1,4 @@
-"""What libraries do to the disk by themselves; test_overlay.py installs the file as a package.
+"""Changes of the disk as libraries make them; test_overlay.py installs this file as a package.
 
 Each function is one library's way. `pause()` stands for whatever a rank may be early or late by.
 """
@@ -14,7 +14,7 @@ import torch
 
 
 def next_folder(pause):
-    """ultralytics: the first name that is free."""
+    """ultralytics: use the first free name."""
     made = []
     for _ in range(2):
         name, number = "runs/train", 2
@@ -29,7 +29,7 @@ def next_folder(pause):
 
 
 def checkpoints(pause):
-    """timm: written beside, put in place, linked, the oldest removed."""
+    """timm: write a temporary file, rename it, link it, remove the oldest."""
     os.makedirs("ckpt", exist_ok=True)
     kept = []
     for epoch in range(4):
@@ -55,7 +55,7 @@ def checkpoints(pause):
 
 
 def beside(pause):
-    """huggingface_hub, joblib, safetensors: a temporary name first, in the same folder."""
+    """huggingface_hub, joblib, safetensors: write under a temporary name in the same folder."""
     os.makedirs("cache", exist_ok=True)
     for turn in range(2):
         with tempfile.NamedTemporaryFile("w", dir="cache", delete=False) as file:

@@ -1,4 +1,4 @@
-"""Ranks with only some features installed, for tests of what touches the outside world."""
+"""Ranks with only some features installed, for tests of side effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.ranks import run_ranks
 
 @contextmanager
 def installed(group: Group, *features: type[Feature], view: str = "global") -> Iterator[Run]:
-    """`features` are in force on this rank, without a view."""
+    """Install `features` on this rank, without a view."""
     run = Run(group.world, Options(view=view), group, types.SimpleNamespace())
     with Installation([feature(run) for feature in features], libraries=library_modules):
         yield run
@@ -32,7 +32,7 @@ def on_ranks(
     before: Callable[[int], None] = lambda rank: None,
     view: str = "global",
 ) -> list[Any]:
-    """What `script(run)` returns on each rank, run in `folder`, after `before(rank)`."""
+    """Run `before(rank)` and `script(run)` on each rank in `folder`; return the results."""
 
     def rank(group: Group) -> Any:
         if folder is not None:
@@ -45,7 +45,7 @@ def on_ranks(
 
 
 def raised(act: Callable[[], Any]) -> tuple[str, str]:
-    """Type and text of what `act` raises."""
+    """The type and the text of the exception of `act`."""
     try:
         act()
     except BaseException as error:

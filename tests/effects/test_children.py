@@ -1,4 +1,4 @@
-"""Worker processes of the script's own: each rank has its own, and what they do is done once."""
+"""Worker processes of the script: each rank starts its own, and their side effects happen once."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def alike(script, nproc, folder):
-    """What all ranks return, which is the same."""
+    """The result, which must be equal on all ranks."""
     first, *others = on_ranks(script, nproc, *ALL, folder=folder)
     assert others == [first] * (nproc - 1)
     return first
@@ -37,14 +37,14 @@ def ready(run):
 
 
 def later(number, results=None):
-    """The later one is asked first; ranks differ in who is quick."""
+    """Return results in the order of tasks, though ranks differ in which is ready first."""
     time.sleep(0.1 * (number if LEADS else 3 - number))
     if results is not None:
         results.put({"number": number, "row": [float(number)] * 2})
     return number
 
 
-def test_results_come_in_one_order(tmp_path):
+def test_results_of_workers_are_in_the_same_order(tmp_path):
     def script(run):
         ready(run)
         results = FORK.Queue()
@@ -71,14 +71,14 @@ def test_results_come_in_one_order(tmp_path):
 
 
 def job(number):
-    """As `add`, for a fresh process."""
+    """Like `add`, for a spawned process."""
     time.sleep(0.3 if os.environ["JOBS_LEAD"] == "0" else 0)
     with open("all", "a") as file:
         file.write("x")
     return number * number
 
 
-def test_what_joblibs_workers_write_is_written_once(tmp_path):
+def test_files_of_joblib_workers_are_written_once(tmp_path):
     def script(run):
         import joblib  # comes with scikit-learn, which the tests need
 
@@ -107,7 +107,7 @@ if __name__ == "__main__":
 """
 
 
-def test_fresh_interpreters_write_once_too(tmp_path):
+def test_files_of_spawned_workers_are_written_once(tmp_path):
     from tests.support.cli import fork_cli
 
     (tmp_path / "script.py").write_text(SPAWNED)

@@ -15,7 +15,7 @@ def on(tmp_path):
 
 
 class Stamp(datetime.datetime):
-    """A user's own kind of date."""
+    """A user's subclass of datetime."""
 
 
 READINGS = {
@@ -41,7 +41,7 @@ READINGS = {
 
 
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow")
-def test_a_reading_is_rank_0s(on):
+def test_clocks_return_rank_0s_time(on):
     def script(run):
         time.sleep(0.02 * run.world.rank)
         return {name: ([read() for _ in range(3)], type(read())) for name, read in READINGS.items()}
@@ -53,7 +53,7 @@ def test_a_reading_is_rank_0s(on):
         assert kind is type(READINGS[name]())
 
 
-def test_libraries_other_threads_and_workers_read_their_own(on, tmp_path):
+def test_libraries_threads_and_workers_read_their_own_clock(on, tmp_path):
     library = tmp_path / "site-packages" / "lib.py"
 
     def script(run):

@@ -71,7 +71,7 @@ COMMANDS = ["s", "s", "n", "p y.shape", "n", "n", "n", "p loss.shape", "x = 3", 
 
 @pytest.fixture
 def command(tmp_path):
-    """`command(how, source)`: the same by python, by 2 ranks, and what these wrote to logs."""
+    """`command(how, source)`: the output of python, of 2 ranks, and their logs."""
 
     def run(how, source, **more):
         script = tmp_path / "script.py"
@@ -86,7 +86,7 @@ def command(tmp_path):
     return run
 
 
-def test_a_terminal_shows_what_python_shows(command):
+def test_a_terminal_shows_the_output_of_python(command):
     alone, log = command(in_terminal, EVERY_WAY)
     assert alone[0] == 0
     assert "from C" in alone[1]
@@ -95,14 +95,14 @@ def test_a_terminal_shows_what_python_shows(command):
     assert "by a program" not in log
 
 
-def test_a_pipe_gets_what_python_gives_it_in_the_same_order(command):
+def test_a_pipe_gets_the_output_of_python_in_the_same_order(command):
     source = EVERY_WAY + SIZES + "print('a')\nprint('b', file=sys.stderr)\nprint('c')\n"
     alone, log = command(in_pipe, source)
     assert alone[0] == 0
     assert log.endswith("a\nb\nc\n")
 
 
-def test_what_is_typed_in_a_terminal_is_read_as_python_reads_it(command):
+def test_terminal_input_is_read_as_by_python(command):
     alone, _ = command(in_terminal, KEYBOARD, typed=KEYS)
     assert alone[0] == 0
     assert "secret\nline?" in alone[1]  # which was not shown as it was typed
@@ -113,7 +113,7 @@ def test_what_is_typed_in_a_terminal_is_read_as_python_reads_it(command):
     [(COMMANDS, 0), (["p x.sum()", "q"], 1)],
     ids=["steps", "quits"],
 )
-def test_what_is_typed_at_pdb_steers_all_ranks(command, commands, code):
+def test_pdb_commands_apply_to_all_ranks(command, commands, code):
     typed = [("(Pdb) ", keys if keys == "\4" else keys + "\n") for keys in commands]
     alone, log = command(in_terminal, DEBUGGED, typed=typed)
     assert "autoddp" not in alone[1]
@@ -122,7 +122,7 @@ def test_what_is_typed_at_pdb_steers_all_ranks(command, commands, code):
     assert ("went on" in alone[1]) == ("went on" in log) == (code == 0)
 
 
-def test_a_reader_that_leaves_ends_the_job_as_it_ends_python(command):
+def test_a_closed_pipe_ends_the_job_as_it_ends_python(command):
     source = "for n in range(99999):\n    print(n, 'x' * 50)\n"
     alone, _ = command(partial(in_pipe, lines=1), source)
     assert alone[0] == 1

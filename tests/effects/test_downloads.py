@@ -23,7 +23,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def on(tmp_path, server):
-    """`on(script)`: what it returns on 2 ranks, and what the server was asked meanwhile."""
+    """`on(script)`: the results on 2 ranks, and the requests to the server."""
 
     def on(script, nproc=2, **more):
         before = server.requests.copy()
@@ -49,9 +49,7 @@ def cifar(run):
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter extracted tar archives")
 @pytest.mark.parametrize(("script", "nproc"), [(mnist, 3), (cifar, 2)], ids=["mnist", "cifar"])
-def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(
-    on, server, script, nproc, tmp_path
-):
+def test_a_torchvision_data_set_is_requested_as_by_one_process(on, server, script, nproc, tmp_path):
     def pointed(run):
         archives.point_torchvision(server.url)
         return script(run)
@@ -63,7 +61,7 @@ def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(
     assert on(pointed, nproc) == (alone * nproc, asked)
 
 
-def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
+def test_each_rank_requests_a_body_too_large_to_share_and_a_line_reports_it(
     on, server, monkeypatch
 ):
     monkeypatch.setattr("autoddp.effects.downloads.LIMIT", 1000)
@@ -75,5 +73,5 @@ def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
 
     seen, asked = on(script)
     assert [length for length, _ in seen] == [5000, 5000]
-    assert "every rank asks for it" in seen[0][1][0]
+    assert "every rank requests " in seen[0][1][0]
     assert asked == {"big": 3}

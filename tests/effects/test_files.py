@@ -15,11 +15,11 @@ from tests.effects.outward import on_ranks, raised
 
 @pytest.fixture
 def on(tmp_path):
-    """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
+    """`on(script)`: the results on 2 ranks, run in tmp_path."""
     return lambda script, nproc=2, **kw: on_ranks(script, nproc, Files, folder=tmp_path, **kw)
 
 
-def test_a_module_that_was_just_written_is_imported_whole(on, tmp_path):
+def test_a_module_that_was_just_written_can_be_imported(on, tmp_path):
     def script(run):
         sys.path.insert(0, os.getcwd())
         time.sleep(0.0 if run.world.rank else 0.3)
@@ -72,7 +72,7 @@ def test_a_failed_save_raises_on_all_ranks_and_leaves_the_old_file(on, tmp_path,
     assert sorted(os.listdir(tmp_path)) == ["folder", "old.pt"]
 
 
-def test_a_failure_in_the_midst_of_writing_raises_on_all_ranks_with_the_users_path(on, tmp_path):
+def test_a_failure_while_writing_raises_on_all_ranks_with_the_users_path(on, tmp_path):
     (tmp_path / "old.npy").write_text("old")
 
     def script(run):
@@ -96,7 +96,7 @@ def test_a_failure_in_the_midst_of_writing_raises_on_all_ranks_with_the_users_pa
     assert sorted(os.listdir(tmp_path)) == ["old.npy", "x.bin"]
 
 
-def test_worker_processes_and_the_fetch_of_a_data_set_are_left_alone(on, tmp_path):
+def test_worker_processes_and_fetches_are_not_synchronized(on, tmp_path):
     class Cached(torch.utils.data.Dataset):
         def __init__(self, rank):
             self.rank = rank
@@ -117,7 +117,7 @@ def test_worker_processes_and_the_fetch_of_a_data_set_are_left_alone(on, tmp_pat
     assert len(os.listdir(tmp_path)) == 16
 
 
-def test_in_the_local_view_rank_0_writes_and_nobody_waits(on, tmp_path):
+def test_in_the_local_view_rank_0_writes_and_no_rank_waits(on, tmp_path):
     def script(run):
         rank = run.world.rank
         torch.save(rank, "all.pt")

@@ -16,7 +16,7 @@ from tests.effects.outward import on_ranks, raised
 
 @pytest.fixture
 def on(tmp_path):
-    """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
+    """`on(script)`: the results on 2 ranks, run in tmp_path."""
     return lambda script, nproc=2, **kw: on_ranks(
         script, nproc, Files, Folders, Temporary, folder=tmp_path, **kw
     )
@@ -44,7 +44,7 @@ def test_a_folder_that_must_not_exist_is_made_once(on, tmp_path, nproc):
     assert (tmp_path / "a/b").is_dir()
 
 
-def test_questions_are_answered_by_rank_0(on, tmp_path):
+def test_rank_0_answers_queries_of_the_disk(on, tmp_path):
     (tmp_path / "data" / "sub").mkdir(parents=True)
     for name in ("b", "a", "sub/c"):
         (tmp_path / "data" / name).write_text("x" * 10)
@@ -130,12 +130,12 @@ def test_a_temporary_folder_of_a_thread_stays_once(tmp_path, warm):
 
 
 def nothing_asked(rank):
-    """As a script's first line finds it: whoever made the process may have asked."""
+    """Reset `tempfile` to the state at the first line of a script."""
     tempfile.tempdir = None
 
 
-def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_path):
-    """Afterwards Python asks no variable any more, nor do ranks that rank 0 made files for."""
+def test_the_script_can_set_the_temporary_folder(on, tmp_path):
+    """Later changes of the variable have no effect, as in one process."""
 
     def script(run):
         Path("a").write_text("a")
@@ -148,7 +148,7 @@ def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_p
     assert on(script, 3, before=nothing_asked) == [str(tmp_path / "b")] * 3
 
 
-def test_a_change_is_made_once_and_returns_what_it_returns_in_one_process(on, tmp_path):
+def test_a_change_is_made_once_with_the_result_of_one_process(on, tmp_path):
     def script(run):
         os.makedirs("from/inner")
         os.makedirs("into")
@@ -195,9 +195,7 @@ def remembered(path, act):
 
 
 @pytest.mark.parametrize("folder", ["xyz", "home/.cache/huggingface/datasets/generator"])
-def test_a_librarys_cache_of_what_the_script_computes_is_as_one_process_finds_it(
-    on, tmp_path, folder
-):
+def test_a_librarys_cache_of_results_is_that_of_one_process(on, tmp_path, folder):
     library, path = {}, str(tmp_path / folder / "kept")
     exec(compile(REMEMBERED, "/x/site-packages/lib.py", "exec"), library)
 

@@ -1,4 +1,4 @@
-"""What a package holds open, on 2 and 3 ranks: one file, with what one process would write."""
+"""Files that a package keeps open, on 2 and 3 ranks: one file, equal to that of one process."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def archives(run):
 
 
 @pytest.mark.parametrize("script", [hdf5, maps, database, archives])
-def test_what_is_held_open_is_written_once_and_read_by_all(script, tmp_path):
+def test_files_kept_open_are_written_once_and_read_by_all_ranks(script, tmp_path):
     done = []
     for nproc, features in ((1, ()), (3, FEATURES)):
         at = tmp_path / str(nproc)

@@ -1,4 +1,4 @@
-"""Logs of hydra and loguru, whose files each line is in once."""
+"""Log files of hydra and loguru, which contain each line once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server sees of a job, and the job of a server that fails: those of one process."""
+"""Requests of a job, and its results if a server fails, equal those of one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY = b"line one\nline two\nthe rest of it"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers well, badly, or not to the end."""
+    """A server with correct, wrong and incomplete responses."""
 
     def do_GET(self):
         self.server.requests[f"{self.command} {self.path}"] += 1
@@ -88,7 +88,7 @@ def server():
 
 @pytest.fixture
 def as_one(server, tmp_path):
-    """Run a script plainly, then on ranks: what it saw, what it left, what the server saw."""
+    """Run a script by python and on ranks; compare its output, its files and its requests."""
 
     def run(script, nproc):
         seen, left, asked = [], [], []
@@ -116,7 +116,7 @@ def as_one(server, tmp_path):
 
 
 def failed(act):
-    """As `raised`, with what an error of HTTP carries."""
+    """Like `raised`, with the attributes of an HTTP error."""
     try:
         return act()
     except urllib.error.HTTPError as error:
@@ -160,7 +160,7 @@ def test_urllib(as_one, server):
     assert left == dict.fromkeys(("copied", "kept", "hub"), BODY)
 
 
-def test_what_fails_fails_on_all_ranks_as_in_one_process(as_one, server):
+def test_failed_requests_raise_on_all_ranks_as_in_one_process(as_one, server):
     def script():
         url, seen = server.url, []
 

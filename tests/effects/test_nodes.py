@@ -1,4 +1,4 @@
-"""Nodes with a folder each, by private mounts: each has what rank 0 wrote, on its own disk."""
+"""Nodes with a folder each, by private mounts: each has the files of rank 0 on its own disk."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def sh(*line: str) -> None:
 
 @pytest.fixture
 def place():
-    """A folder of a short name, as the path of a socket of a loader's worker has a limit."""
+    """A folder with a short name, as paths of sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="n") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def on(place):
-    """`on(script)`: what it returns on each rank; rank 0 is node 0, the others are node 1."""
+    """`on(script)`: the results of all ranks; rank 0 is node 0, the others are node 1."""
     if subprocess.run(
         ["unshare", "-m", "true"], capture_output=True, timeout=20, check=False
     ).returncode:
@@ -84,7 +84,7 @@ def on(place):
     return on
 
 
-def test_what_goes_wrong_on_a_node_alone_is_one_error_that_names_it_on_all_ranks(on):
+def test_a_failure_on_one_node_is_one_error_on_all_ranks(on):
     (on.folder / "node0/data").mkdir()
     (on.folder / "node0/old").write_text("of an earlier job")
     (on.folder / "node1/made").mkdir()
@@ -112,7 +112,6 @@ def test_what_goes_wrong_on_a_node_alone_is_one_error_that_names_it_on_all_ranks
     names = ["data/x.pt", "data/x", "new", "made", "made/log"]
     for (kind, text), inner, name in zip(zero, kinds, names, strict=False):
         assert kind == "NodeFailed", text
-        said = f" of {name} went well on node 0 and not on node 1, which has a folder of its own"
-        assert said in text
+        assert f" of {name} succeeded on node 0, but failed on node 1, which does not share" in text
         assert f": {inner}: " in text
     assert zero[-1] == ("FileNotFoundError", "[Errno 2] No such file or directory: 'none/x'")

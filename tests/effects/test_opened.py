@@ -29,13 +29,13 @@ BIG = 100_000  # bytes, more than fits
 
 @pytest.fixture
 def on(tmp_path):
-    """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
+    """`on(script)`: the results on 2 ranks, run in tmp_path."""
     return lambda script, nproc=2, **kw: on_ranks(script, nproc, *OPEN, folder=tmp_path, **kw)
 
 
 @pytest.fixture
 def small(tmp_path):
-    """`tmp_path / "small"` has room for 64 KB."""
+    """`tmp_path / "small"` is a disk of 64 KB."""
     with mounted(tmp_path / "small") as folder:
         yield folder
 
@@ -44,7 +44,7 @@ def small(tmp_path):
 
 
 def write_in_every_way(folder):
-    """What one process writes."""
+    """Write the files of one process."""
     os.makedirs(folder)
     os.chdir(folder)
     with open("text", "w", encoding="utf-16", newline="\r\n") as file:
@@ -80,7 +80,7 @@ def write_in_every_way(folder):
 
 
 def pack_in_every_way():
-    """Archives name no time, so that they are the same from run to run."""
+    """Fix the time in archives, so that they are equal in all runs."""
     with gzip.GzipFile("z.gz", "wb", mtime=0) as file:
         file.write(b"gz")
     with bz2.open("z.bz2", "wt") as file:
@@ -92,14 +92,12 @@ def pack_in_every_way():
 
 
 def contents(folder):
-    """Of every file, its mode and bytes."""
+    """The mode and bytes of every file."""
     files = sorted(p for p in Path(folder).rglob("*") if p.is_file())
     return {p.name: (oct(stat.S_IMODE(p.stat().st_mode)), p.read_bytes()) for p in files}
 
 
-def test_whatever_a_script_writes_has_the_bytes_of_one_process_and_each_rank_reads_them(
-    on, tmp_path
-):
+def test_written_files_have_the_bytes_of_one_process_for_all_ranks(on, tmp_path):
     def script(run):
         write_in_every_way("ranks")
         pack_in_every_way()
@@ -153,7 +151,7 @@ def test_a_full_disk_raises_on_all_ranks_at_the_same_line(on, small, act):
     assert after == ["old"]
 
 
-def test_what_may_not_be_written_is_refused_on_all_ranks_alike(on, tmp_path):
+def test_a_file_without_write_permission_raises_on_all_ranks(on, tmp_path):
     with mounted(tmp_path / "locked", "ro"):
         (tmp_path / "file").write_text("f")
         acts = [
@@ -180,7 +178,7 @@ def test_what_may_not_be_written_is_refused_on_all_ranks_alike(on, tmp_path):
 # ---- threads, and the collector of cycles
 
 
-def test_files_that_ranks_collect_at_different_moments_neither_hang_nor_disagree(on, tmp_path):
+def test_files_that_are_garbage_collected_at_different_times_do_not_hang(on, tmp_path):
     class Logger:
         def __init__(self, path):
             self.file, self.me = open(path, "w"), self
@@ -208,7 +206,7 @@ def test_files_that_ranks_collect_at_different_moments_neither_hang_nor_disagree
     assert (tmp_path / "from/del").is_dir()
 
 
-def test_a_thread_writes_on_rank_0_and_nobody_waits(on, tmp_path):
+def test_a_thread_writes_on_rank_0_and_no_rank_waits(on, tmp_path):
     def script(run):
         log, done = open("log", "w"), []
 
@@ -232,7 +230,7 @@ def test_a_thread_writes_on_rank_0_and_nobody_waits(on, tmp_path):
 # ---- descriptors
 
 
-def test_what_is_written_by_descriptors_is_one_file_for_all(on, tmp_path):
+def test_writes_by_descriptors_make_one_file(on, tmp_path):
     def script(run):
         number = os.open("a", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
         os.write(number, b"one")

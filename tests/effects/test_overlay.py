@@ -1,4 +1,4 @@
-"""What a library does by itself is done once, and each rank sees what one process would see."""
+"""Side effects of a library happen once, and each rank sees the files of one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LATE = 0.03  # seconds that a rank is late by, at each pause
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The module `library` as a package that is installed."""
+    """Install the module `library` as a package."""
     package = tmp_path_factory.mktemp("lib") / "site-packages"
     package.mkdir()
     (package / "installed_library.py").write_text(Path(library.__file__).read_text())
@@ -36,7 +36,7 @@ def installed(tmp_path_factory):
 
 
 def files(folder):
-    """Everything below, by name: a folder, a link, a file's bytes, and how many names it has."""
+    """All entries below a folder, by name: folders, links, bytes and link counts of files."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -50,7 +50,7 @@ def files(folder):
 
 
 def alone(act, folder):
-    """What one process gives."""
+    """The result of one process."""
     folder.mkdir()
 
     def rank(group):
@@ -62,10 +62,8 @@ def alone(act, folder):
 
 @pytest.mark.parametrize(("late", "nproc"), [(0, 2), (1, 3)])
 @pytest.mark.parametrize("name", [pattern.__name__ for pattern in library.PATTERNS])
-def test_a_library_finds_one_processs_world_and_leaves_one_processs_files(
-    installed, tmp_path, name, late, nproc
-):
-    """One rank is late."""
+def test_a_library_sees_and_leaves_the_files_of_one_process(installed, tmp_path, name, late, nproc):
+    """Delay one rank."""
     act = getattr(installed, name)
     want = alone(act, tmp_path / "one")
     (tmp_path / "ranks").mkdir()

@@ -1,4 +1,4 @@
-"""Two nodes that share no folder: each is left as by one process, and reads what is there."""
+"""Two nodes that share no folder: each has the files of one process, and reads its own."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ if start == 0:
 
 
 class Pair:
-    """`autoddp run` on two nodes; each has folders of its own where `private` says so."""
+    """`autoddp run` on two nodes, which do not share the folders in `private`."""
 
     def __init__(self, names, folder: Path, *, shared: bool = False):
         self.names, self.at, self.tmp = names, folder / "at", folder / "tmp"
@@ -98,7 +98,7 @@ class Pair:
             made.mkdir(exist_ok=True)
 
     def run(self, script: Path, *args: str, nprocs=(1, 1)) -> list[tuple[str, str]]:
-        """What each node printed."""
+        """The output of each node."""
         processes = []
         for node, name in enumerate(self.names):
             line = (
@@ -129,7 +129,7 @@ class Pair:
 
 
 def inside(name: str):
-    """A server whose socket is in a node's network, made by a thread that goes there."""
+    """A server with a socket in a node's network, made by a thread that enters it."""
 
     def listen(folder: Path) -> archives.Server:
         made: list[archives.Server] = []
@@ -159,7 +159,7 @@ def server(nodes, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(server, tmp_path_factory):
-    """What one process prints, leaves and asks for, the first and the second time."""
+    """The output, files and requests of one process, in its first and its second run."""
     folder = tmp_path_factory.mktemp("alone")
     script = folder / "s.py"
     script.write_text(EVERYTHING)

@@ -1,4 +1,4 @@
-"""The script's process is rank 0's; what it forks is each rank's, and a line says so."""
+"""The script gets rank 0's process id; forks run on each rank, and a line reports it."""
 
 import os
 
@@ -20,7 +20,7 @@ def calls(folder):
     return (folder / "calls").read_text().split()
 
 
-def test_a_fork_is_every_ranks_and_writes_once(tmp_path):
+def test_a_fork_runs_on_every_rank_and_writes_once(tmp_path):
     def script(run):
         me = os.getpid()
         child = os.fork()
@@ -41,11 +41,11 @@ def test_a_fork_is_every_ranks_and_writes_once(tmp_path):
     assert calls(tmp_path) == ["True"]
 
 
-def test_a_fork_is_refused_where_all_must_be_one_processs(tmp_path):
+def test_strict_refuses_a_fork(tmp_path):
     (tmp_path / "script.py").write_text("import os\nif os.fork() == 0:\n    os._exit(0)\n")
     done = fork_cli("run", "-n", "2", "--strict", "script.py", cwd=tmp_path)
     assert done.rc
-    assert "script.py:2: os.fork: every rank does it for itself" in done.err
+    assert "script.py:2: os.fork: every rank does this" in done.err
 
 
 def said(run):

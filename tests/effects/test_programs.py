@@ -1,4 +1,4 @@
-"""Programs run once, on rank 0; every rank sees what they print and how they end."""
+"""Programs run once, on rank 0; every rank gets their output and status."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ RANKS = pytest.mark.parametrize("nproc", [2, 3])
 
 
 def alike(script, nproc, folder):
-    """What all ranks return, which is the same."""
+    """The result, which must be equal on all ranks."""
     first, *others = on_ranks(script, nproc, Programs, folder=folder)
     assert others == [first] * (nproc - 1)
     return first
@@ -27,7 +27,7 @@ def calls(folder):
 
 
 def said(run):
-    """What was said of programs, as rank 0 tells."""
+    """The lines of rank 0 about programs."""
     return run.group.call("said", lambda: [decision.what for decision in run.report.of("programs")])
 
 
@@ -79,7 +79,7 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
     assert alike(script, 2, tmp_path) == found
 
 
-def test_a_running_program_is_watched_and_ended(tmp_path):
+def test_a_running_program_is_polled_and_terminated(tmp_path):
     def script(run):
         process = subprocess.Popen(["sleep", "100"])
         running = process.poll(), raised(lambda: process.wait(0.05))[0]
@@ -89,7 +89,7 @@ def test_a_running_program_is_watched_and_ended(tmp_path):
     assert alike(script, 2, tmp_path) == ((None, "TimeoutExpired"), -15, -15, -15)
 
 
-def test_what_a_thread_or_asyncio_starts_every_rank_starts_and_it_is_said(tmp_path):
+def test_programs_of_threads_and_asyncio_run_on_every_rank_and_a_line_reports_it(tmp_path):
     async def main():
         process = await asyncio.create_subprocess_exec("sh", "-c", "echo x >> calls")
         return await process.wait()
@@ -105,7 +105,7 @@ def test_what_a_thread_or_asyncio_starts_every_rank_starts_and_it_is_said(tmp_pa
     assert calls(tmp_path) == ["x"] * 4
 
 
-def test_what_the_script_reads_through_an_open_file_every_rank_runs_and_it_is_said(tmp_path):
+def test_programs_that_write_to_an_open_file_run_on_every_rank_and_a_line_reports_it(tmp_path):
     def script(run):
         with open(f"out{run.world.rank}", "w+") as file:
             subprocess.run("echo x >> calls; echo out", shell=True, stdout=file)
@@ -121,7 +121,7 @@ def test_what_the_script_reads_through_an_open_file_every_rank_runs_and_it_is_sa
     [("git/cmd.py", 1), ("torch/_inductor/cpp_builder.py", 2)],
     ids=["any", "a compiler"],
 )
-def test_a_librarys_programs_run_once_but_those_of_compilers(library, times, tmp_path):
+def test_programs_of_libraries_run_once_except_compilers(library, times, tmp_path):
     source = "import subprocess\ndef make():\n    subprocess.run('echo x >> calls', shell=True)\n"
 
     def script(run):
@@ -134,7 +134,7 @@ def test_a_librarys_programs_run_once_but_those_of_compilers(library, times, tmp
     assert calls(tmp_path) == ["x"] * times
 
 
-def test_at_the_end_rank_0_ends_its_programs_and_starts_some(tmp_path):
+def test_at_exit_rank_0_ends_and_starts_programs(tmp_path):
     (tmp_path / "script.py").write_text(
         "import atexit, os, subprocess\n"
         "process = subprocess.Popen(['sleep', '100'])\n"

@@ -64,7 +64,7 @@ MADE = {
 }
 
 
-def test_what_the_system_would_make_differ_is_rank_0s_and_no_two_are_alike(on):
+def test_system_random_numbers_are_equal_on_ranks_and_never_repeat(on):
     def script(run):
         return [[make() for _ in range(2)] for make in MADE.values()]
 
@@ -114,19 +114,19 @@ def names():
 
 
 def library(folder, name="lib"):
-    """A module that counts as installed."""
+    """Import a module as if it were installed."""
     space = {}
     exec(compile(LIBRARY, str(folder / "site-packages" / name / "lib.py"), "exec"), space)
     return types.SimpleNamespace(**space)
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_what_a_library_draws_is_the_same_on_all_ranks(on, tmp_path, nproc):
+def test_random_numbers_of_a_library_are_equal_on_all_ranks(on, tmp_path, nproc):
     seen = on(lambda run: library(tmp_path).numbers(), nproc)
     assert seen == [seen[0]] * nproc
 
 
-def test_a_rank_that_draws_alone_disturbs_nobody(on, tmp_path):
+def test_later_draws_agree_after_a_rank_draws_alone(on, tmp_path):
     def script(run):
         lib = library(tmp_path)
         if run.world.rank:
@@ -138,7 +138,7 @@ def test_a_rank_that_draws_alone_disturbs_nobody(on, tmp_path):
     assert len({*zero[0], *zero[1:]}) == 6
 
 
-def test_names_that_every_rank_makes_are_its_own(on, tmp_path):
+def test_random_names_of_private_files_differ_by_rank(on, tmp_path):
     zero, one = on(lambda run: library(tmp_path).names())
     assert not set(zero) & set(one)
     zero, one = on(

@@ -1,4 +1,4 @@
-"""Each row of the outside world, called for real on two ranks: rank 0 answers for both, or acts."""
+"""Call each row of the tables on two ranks: rank 0 makes the call for both."""
 
 import fcntl
 import getpass
@@ -12,22 +12,22 @@ import uuid
 
 import pytest
 
-from autoddp.effects.outward import Fate, Outward
+from autoddp.effects.effect_feature import EffectFeature, Handling
 from autoddp.process.features import FEATURES
 from tests.effects.outward import on_ranks, raised
 
-OUTWARD = [feature for feature in FEATURES if issubclass(feature, Outward)]
+OUTWARD = [feature for feature in FEATURES if issubclass(feature, EffectFeature)]
 ROWS = [(feature, row) for feature in OUTWARD for row in feature.rows]
 
 
 def lock():
-    """A file that cannot be locked on rank 0 is not locked anywhere."""
+    """Try to lock a file that rank 0 cannot lock."""
     with open(f"lock{os.environ['ME']}", "w") as file:
         return raised(lambda: fcntl.flock(file if os.environ["ME"] == "1" else -1, fcntl.LOCK_EX))
 
 
 def still_works():
-    """A worker that has ended on rank 0 alone."""
+    """A worker that has ended on rank 0 only."""
     work = multiprocessing.get_context("fork").Process(
         target=time.sleep, args=(60 * (os.environ["ME"] == "1"),)
     )
@@ -41,7 +41,7 @@ def still_works():
 
 
 def timer():
-    """A timer of its own on each rank, which never goes off."""
+    """Set a timer that never expires, different on each rank."""
     signal.setitimer(signal.ITIMER_REAL, 1000 * (1 + int(os.environ["ME"])))
     return round(signal.getitimer(signal.ITIMER_REAL)[0] / 1000)
 
@@ -57,11 +57,12 @@ CALLS = {
     "signal:setitimer": timer,
     "tempfile:_RandomNameSequence.__next__": lambda: next(tempfile._get_candidate_names()),
 }
-EACH = {row.targets[0] for _, row in ROWS if row.fate is Fate.EACH}  # tested with their feature
+# tested with their feature
+EACH = {row.targets[0] for _, row in ROWS if row.handling is Handling.EACH}
 
 
 def begin(rank):
-    """Make the ranks unlike: rank 0 has a terminal, another name, and other lines to read."""
+    """Make the ranks differ: rank 0 has a terminal, another user name, and other input."""
     os.environ |= {"ME": str(rank), "LOGNAME": f"user{rank}"}
     read, write = os.pipe() if rank else os.openpty()[::-1]
     os.write(write, f"rank {rank}\n".encode())
@@ -75,10 +76,10 @@ def test_every_row_has_a_call():
 
 @pytest.mark.parametrize(
     ("feature", "target"),
-    [(feature, row.targets[0]) for feature, row in ROWS if row.fate is not Fate.EACH],
-    ids=[row.targets[0] for _, row in ROWS if row.fate is not Fate.EACH],
+    [(feature, row.targets[0]) for feature, row in ROWS if row.handling is not Handling.EACH],
+    ids=[row.targets[0] for _, row in ROWS if row.handling is not Handling.EACH],
 )
-def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
+def test_a_row_returns_rank_0s_result_on_all_ranks(feature, target, tmp_path):
     def script(run):
         run.group.barrier()
         return CALLS[target]()

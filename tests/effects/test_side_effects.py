@@ -1,4 +1,4 @@
-"""Scripts with side effects, run by the command: once, as one process, and readable by all."""
+"""Scripts with side effects, run by the command, equal one process."""
 
 import gzip
 import os
@@ -7,7 +7,7 @@ import zipfile
 import torch
 
 
-def test_an_error_of_the_disk_is_shown_once_with_the_users_path(tmp_path, warm):
+def test_a_disk_error_is_shown_once_with_the_users_path(tmp_path, warm):
     script = tmp_path / "s.py"
     script.write_text("import os\nos.makedirs('x')\nopen('x', 'w')\n")
     alone = warm.run("python", str(script), folder=tmp_path / "alone")
@@ -57,7 +57,7 @@ run = Run()
 """
 
 
-def test_what_a_script_leaves_open_is_closed_as_python_closes_it(tmp_path, warm):
+def test_files_left_open_are_closed_as_by_python(tmp_path, warm):
     (tmp_path / "left.py").write_text(LEFT)
     done = warm.run(
         "autoddp", "run", "--nproc", "2", str(tmp_path / "left.py"), folder=tmp_path / "ranks"

@@ -1,4 +1,4 @@
-"""The script's signal handlers run at one point of the program on all ranks, decided by rank 0.
+"""The script's signal handlers run at the same point of the program on all ranks.
 
 Real jobs and real signals. Each rank prints what it holds when a handler has run: rank 0 to the
 terminal, the others to their logs; the lines must be the same.
@@ -58,7 +58,7 @@ train(4)
 
 
 class Job:
-    """`autoddp run` of a script that trains, to which lines can be awaited and signals sent."""
+    """`autoddp run` of a training script, with methods to wait for lines and to send signals."""
 
     def __init__(self, folder: Path, source: str, nproc: int = 2, workers: int = 0) -> None:
         self.folder, self.nproc, self.seen = folder, nproc, ""
@@ -75,7 +75,7 @@ class Job:
         JOBS.append(self)
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        """Until rank 0 has printed it so often."""
+        """Wait until rank 0 has printed a text a number of times."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + 100
         while self.seen.count(text) < times:
@@ -87,17 +87,17 @@ class Job:
             self.seen += data
 
     def send(self, number: int, rank: int | None = None) -> None:
-        """To the launcher, or to one rank alone."""
+        """Send a signal to the launcher, or to one rank."""
         os.kill(self.process.pid if rank is None else self.ranks[rank], number)
 
     @property
     def ranks(self) -> list[int]:
-        """The processes of the ranks, in their order."""
+        """The process ids of the ranks."""
         pid = self.process.pid
         return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
     def end(self, timeout: float = 60) -> tuple[int, list[str]]:
-        """The exit code, and the lines that every rank has printed."""
+        """The exit code, and the lines of every rank."""
         rest, _ = self.process.communicate(timeout=timeout)
         self.seen += rest.decode()
         logs = [
@@ -112,7 +112,7 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def _none_is_left():
-    """A job that a failing test leaves would be a warning in another one."""
+    """End jobs that a failing test has left."""
     JOBS.clear()
     yield
     for job in JOBS:
@@ -126,7 +126,7 @@ KINDS = ("saved", "went ", "caugh", "ended")
 
 
 def checkpoint(folder: Path) -> int:
-    """Its step."""
+    """The step in a line."""
     import torch
 
     return int(torch.load(folder / "ckpt.pt")["step"])
@@ -148,7 +148,7 @@ def test_an_interrupt_during_training_is_caught_at_the_same_step(tmp_path, nproc
     assert line.split()[:2] == ["saved", str(checkpoint(tmp_path))]
 
 
-def test_handlers_that_go_on_run_as_often_as_signals_came_and_one_that_leaves_ends_the_job(
+def test_handlers_run_once_per_signal_and_one_that_exits_ends_the_job(
     tmp_path,
 ):
     """SIGUSR1 to the launcher, to rank 1 or rank 0 alone; SIGUSR2; then SIGTERM: exit code 0."""
@@ -175,7 +175,7 @@ def test_handlers_that_go_on_run_as_often_as_signals_came_and_one_that_leaves_en
     assert lines[-1].split()[1] == str(checkpoint(tmp_path))
 
 
-def test_a_rank_that_is_slow_to_get_a_signal_gets_the_next_one_too(tmp_path):
+def test_a_rank_that_receives_a_signal_late_receives_the_next_one_too(tmp_path):
     source = "signal.signal(signal.SIGUSR1, save)\nprint('ready', flush=True)\ntrain()\n"
     job = Job(tmp_path, source)
     job.wait_for("ready")
@@ -192,8 +192,8 @@ def test_a_rank_that_is_slow_to_get_a_signal_gets_the_next_one_too(tmp_path):
     assert job.end()[1], job.seen
 
 
-def test_where_there_are_no_steps_handlers_run_within_about_a_second(tmp_path):
-    """In a long sleep; and by a script's own timer, which goes off on every rank."""
+def test_without_steps_handlers_run_within_about_a_second(tmp_path):
+    """Handlers also run during a long sleep, and for a timer of the script."""
     source = (
         "def late(number, frame):\n    raise TimeoutError('late')\n"
         "signal.signal(signal.SIGALRM, late)\n"

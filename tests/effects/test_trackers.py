@@ -1,4 +1,4 @@
-"""TensorBoard and wandb on 2 and 3 ranks: one run, one file of events, the same answers for all."""
+"""TensorBoard and wandb on 2 and 3 ranks: one run, one file of events, equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's own audit says who touched the disk: rank 0 alone, once for each effect."""
+"""Audit events show that only rank 0 changes the disk, once for each effect."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ SEEN: list[str] = []  # of this process: each rank is a fork
 
 
 def watch(folder: Path) -> None:
-    """Note what this process changes under `folder`; an audit hook stays for good."""
+    """Record the changes of this process below `folder` by an audit hook, which stays installed."""
 
     def hook(event, args):
         if event == "open" and (not isinstance(args[2], int) or not args[2] & WRITING):
@@ -48,7 +48,7 @@ def script(run):
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_rank_0_alone_touches_the_folder(nproc, tmp_path):
+def test_only_rank_0_changes_the_folder(nproc, tmp_path):
     first, *others = on_ranks(
         script, nproc, Files, Folders, folder=tmp_path, before=lambda rank: watch(tmp_path)
     )

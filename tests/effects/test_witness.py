@@ -1,4 +1,4 @@
-"""What slips past us is said once, for each line of the user's and each library."""
+"""Writes that bypass the patches are reported once for each line of the user's code."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def past(path):
 
 @pytest.fixture
 def on(tmp_path):
-    """`on(script)`: what rank 0 has said after `script(run, xyz)`, xyz an installed package."""
+    """`on(script)`: the lines of rank 0 after `script(run, xyz)`; xyz is an installed package."""
     package = tmp_path / "lib" / "site-packages" / "xyz.py"
     package.parent.mkdir(parents=True)
     package.write_text(LIBRARY)
@@ -58,7 +58,7 @@ def on(tmp_path):
     return on
 
 
-def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
+def test_writes_that_bypass_pythons_open_are_reported_once_per_line(on):
     def script(run, xyz):
         for step in range(3):
             xyz.past(f"{run.world.rank}{step}")
@@ -67,13 +67,13 @@ def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
 
     (line, said), *others = on(script, 3)
     assert said == [
-        f"[autoddp] train.py:{line - 2}: 00 is written past Python's open: every rank does",
-        f"[autoddp] train.py:{line - 1}: b is written past Python's open: every rank does",
+        f"[autoddp] train.py:{line - 2}: every rank writes 00, as this bypasses Python's open",
+        f"[autoddp] train.py:{line - 1}: every rank writes b, as this bypasses Python's open",
     ]
     assert [said for _, said in others] == [[], []]
 
 
-def test_with_strict_it_is_refused_before_it_is_done(on, tmp_path):
+def test_strict_raises_before_such_a_write(on, tmp_path):
     def script(run, xyz):
         if run.world.rank == 0:
             return None
@@ -84,6 +84,6 @@ def test_with_strict_it_is_refused_before_it_is_done(on, tmp_path):
 
     _, (one, _) = on(script, strict=True)
     assert one[0] == "BadInput"
-    text = "out/model is written past Python's open: every rank does"
+    text = "every rank writes out/model, as this bypasses Python's open"
     assert one[1].endswith(text)
     assert (tmp_path / "work" / "out" / "model").read_text() == "as it was"

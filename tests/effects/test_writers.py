@@ -1,4 +1,4 @@
-"""The table of writers: each row is called on 2 and 3 ranks, compared with one plain process."""
+"""Call each row of the table of writers on 2 and 3 ranks, and compare with one process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.slow
 WRONG = ("nowhere/{}", "folder", "plain.txt/{}")
 # What belongs to a package, and is not there without another one.
 NEEDS = ("ImportError", "ModuleNotFoundError")
-# Exceptions that other ranks cannot make of what they are told: they raise RemoteError with its
+# Exceptions that other ranks cannot rebuild: they raise RemoteError with its
 # text.
 UNMADE = ("CheckpointException", "LibsndfileError")
 
 
 def there(target):
-    """Whether this version of an installed package has it."""
+    """Whether the installed version of a package has the function."""
     name = target.partition(":")[0]
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         return False
@@ -46,7 +46,7 @@ def there(target):
 
 
 def outcome(act, *args):
-    """What it returns, or raises, as data."""
+    """The result, or the exception, as data."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -58,13 +58,13 @@ def outcome(act, *args):
 
 
 def touched(act, *args):
-    """What becomes of a call, and what it changed in the folder."""
+    """The outcome of a call, and its changes in the folder."""
     begin = len(SEEN)
     return outcome(act, *args), SEEN[begin:]
 
 
 def calls(cases):
-    """Each case on this rank: written, read back, and failing."""
+    """Run all cases on this rank: write, read back, and fail."""
 
     def script(run):
         rank, done = run.world.rank, {}
@@ -80,7 +80,7 @@ def calls(cases):
 
 
 def names_an_argument(row):
-    """Whether the function of a row takes the argument that is to name the file."""
+    """Whether the function of a row has the argument for the file name."""
     module = importlib.import_module(row.target.partition(":")[0])
     try:
         return row.argument in inspect.signature(find(row.target, module)[2]).parameters
@@ -89,7 +89,7 @@ def names_an_argument(row):
 
 
 def jobs(group, folder):
-    """All cases, plain and on ranks, in a process that has imported what they need."""
+    """Run all cases by one process and on ranks, in a process with the imports."""
     cases = [case for case in CASES if there(case.target)]
     done = {}
     for nproc in (1, 2, 3):
@@ -105,27 +105,27 @@ def jobs(group, folder):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """The folder, what became of all calls, and the rows that name no argument."""
+def results(tmp_path_factory):
+    """The folder, the outcomes of all calls, and the rows with a wrong argument."""
     folder = tmp_path_factory.mktemp("writers")
     (answer,) = run_ranks(jobs, 1, folder, timeout=280)
     return folder, *answer
 
 
 def contents(path):
-    """The bytes of a file, or of all in a folder."""
+    """The bytes of a file, or of all files in a folder."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     return {str(p.relative_to(path)): p.read_bytes() for p in files}
 
 
-def test_each_row_names_an_argument_of_its_function(told):
-    *_, wrong = told
+def test_each_row_names_an_argument_of_its_function(results):
+    *_, wrong = results
     assert wrong == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.target)
-def test_a_writer(case, told):
-    folder, done, _ = told
+def test_a_writer(case, results):
+    folder, done, _ = results
     if case.target not in done[1][0]:
         pytest.skip(f"{case.target} is not installed")
     (plain, _), read, failed = done[1][0][case.target]
@@ -137,12 +137,12 @@ def test_a_writer(case, told):
             (result, changes), again, wrong = seen[case.target]
             assert (result, again) == (plain, read)
             for (what, _), (expected, _) in zip(wrong, failed, strict=nproc < 3):
-                told = (
+                results = (
                     isinstance(expected, list)
                     and expected[0] in UNMADE
                     and what[1].endswith(expected[1])
                 )
-                assert what == expected or told
+                assert what == expected or results
             put = [change for change in changes if change.startswith("os.rename ")]
             raises = isinstance(plain, list) and len(plain) == 2
             row = WRITERS.get(case.target)  # what goes through `open` needs none
@@ -152,8 +152,8 @@ def test_a_writer(case, told):
             assert contents(folder / str(nproc) / case.name) == contents(folder / "1" / case.name)
 
 
-def test_nothing_is_left_beside_what_was_written(told):
-    folder, *_ = told
+def test_no_temporary_files_are_left(results):
+    folder, *_ = results
     plain = {str(p.relative_to(folder / "1")) for p in (folder / "1").rglob("*")}
     ranks = {str(p.relative_to(folder / "2")) for p in (folder / "2").rglob("*")}
     # in this folder files have random names

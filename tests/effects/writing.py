@@ -1,4 +1,4 @@
-"""For each function of the table of writers: a call as a script makes it, and how it is read back.
+"""A call of each function in the table of writers, and how to read its file.
 
 What is written tells the ranks apart, so that nobody but rank 0 can have written it.
 """
@@ -18,7 +18,7 @@ import torch
 
 @dataclass
 class Case:
-    """`write(path, rank)` and `read(path)`; `exact` if the same call makes the same bytes again."""
+    """`write(path, rank)` and `read(path)`; `exact`: the same call always writes the same bytes."""
 
     target: str
     name: str

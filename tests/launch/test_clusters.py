@@ -1,4 +1,4 @@
-"""Jobs under real schedulers: SLURM's srun on 2 nodes, Open MPI's mpirun, what Kubernetes sets."""
+"""Jobs under real schedulers: srun on 2 nodes, Open MPI's mpirun, Kubernetes' variables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def script(tmp_path):
 
 @pytest.fixture(scope="module")
 def want(tmp_path_factory):
-    """What one process prints."""
+    """The output of one process."""
     folder = tmp_path_factory.mktemp("one")
     (folder / "train.py").write_text(TRAIN)
     done = run_python("train.py", cwd=folder)
@@ -93,7 +93,7 @@ def test_srun(slurm, script, want, command, tasks, said):
     ] == want.splitlines(), out
 
 
-def test_the_batch_script_of_the_page_is_taken_by_sbatch(slurm, tmp_path):
+def test_sbatch_accepts_the_batch_script_of_the_page(slurm, tmp_path):
     page = (Path(ROOT) / "docs" / "machines.md").read_text()
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.S)
     (tmp_path / "job.sh").write_text(script)
@@ -130,7 +130,7 @@ exec ip netns exec "$node" sh -c "$*"
 
 
 def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
-    """The address at which ranks meet is the one that mpirun itself was reached at."""
+    """Ranks use the address of mpirun."""
     agent = script.parent / "agent"
     agent.write_text(AGENT.format(nodes=nodes, addresses=ADDRESSES))
     agent.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Nodes that come and go are torchrun's: autoddp names the command, and runs under it."""
+"""Nodes that come and go: autoddp names the torchrun command, and runs under torchrun."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def test_under_torchrun_a_node_comes_and_goes(tmp_path, warm):
     [
         (
             "1:2",
-            "--nnodes is 1:2, but nodes that come and go are torchrun's; run on each node "
+            "--nnodes is 1:2, but nodes that come and go need torchrun; run on each node "
             f"{APART}=1 torchrun --nnodes 1:2 --nproc-per-node RANKS --rdzv-backend c10d "
             "--rdzv-endpoint HOST:PORT -m autoddp run SCRIPT",
         ),
     ],
 )
-def test_a_number_of_nodes_that_changes_is_torchruns(given, says):
+def test_a_range_of_nodes_names_the_torchrun_command(given, says):
     with pytest.raises(BadInput) as error:
         cli.parse(["run", "--nnodes", given, "train.py"])
     assert str(error.value) == says

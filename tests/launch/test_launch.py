@@ -1,4 +1,4 @@
-"""Ranks end together, with one exit code and one account of what went wrong; signals reach all."""
+"""Ranks end together, with one exit code and one report of a failure; signals reach all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANK = "import autoddp, os, sys, time, signal\nrank = autoddp.rank()\n"
 
 @pytest.fixture
 def script(tmp_path):
-    """Writes a script that knows its rank; returns its path."""
+    """Write a script that uses its rank; return its path."""
 
     def write(source: str) -> Path:
         path = tmp_path / "job.py"
@@ -37,7 +37,7 @@ def script(tmp_path):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: one that nobody has waited for yet does not."""
+    """Whether a process runs and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -54,12 +54,12 @@ def gone(pids, seconds=5.0):
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one has started; to the script, all ranks have rank 0's number."""
+    """The children of a process; in the script, all ranks have rank 0's process id."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class Started:
-    """A job of 2 ranks that runs until it is told to end, in a group of its own."""
+    """A job of 2 ranks that runs until it gets a signal, in its own process group."""
 
     def __init__(self, path: Path, *options: str, nproc: int = 2, fresh: bool = False) -> None:
         words = ["autoddp", "run", "-n", str(nproc), *options, str(path)]
@@ -153,8 +153,8 @@ def test_python_generators_start_equal(script, tmp_path):
 # ---- signals
 
 
-def test_a_terminal_is_rank_0s(script):
-    """A real one: colours, line by line, input with a prompt, and Ctrl-C."""
+def test_all_ranks_see_rank_0s_terminal(script):
+    """A real terminal: colours, line buffering, input with a prompt, and Ctrl-C."""
     path = script(
         "print(sys.stdin.isatty(), sys.stdout.isatty(), os.isatty(2))\n"
         "print('got', input('say: '))\n"
@@ -191,7 +191,7 @@ def test_a_terminal_is_rank_0s(script):
 
 
 @pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
-def test_a_handler_of_the_script_decides(script, everyone):
+def test_a_signal_handler_of_the_script_runs(script, everyone):
     path = script(
         "def leave(number, frame):\n"
         "    os.write(1, b'saved\\n')\n"
@@ -214,8 +214,8 @@ def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script):
     assert job.end(timeout=30)[0] == 0
 
 
-def test_what_was_ignored_stays_ignored(script):
-    """As under nohup."""
+def test_ignored_signals_stay_ignored(script):
+    """Signals ignored as under nohup."""
     path = script(ARRIVED + "time.sleep(1)\nprint(signal.getsignal(signal.SIGHUP))")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

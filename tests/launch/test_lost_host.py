@@ -1,4 +1,4 @@
-"""Two nodes, of which one is lost: with its network, with all its processes, or with one rank."""
+"""Two nodes, one of which loses its network, all its processes, or one rank."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def train(tmp_path):
 
 
 def lose_network(names, node):
-    """No word gets through any more, and no end of a connection."""
+    """Drop all packets of a node."""
     links = sh(f"ip -n {names[node]} -o link show type veth").stdout
     sh(f"ip -n {names[node]} link set {links.split(': ')[1].partition('@')[0]} down")
     return lambda: sh(f"ip -n {names[node]} link set {links.split(': ')[1].partition('@')[0]} up")
 
 
 def lose_power(names, node):
-    """All that runs there is gone."""
+    """Kill all processes of a node."""
     for pid in sh(f"ip netns pids {names[node]}").stdout.split():
         os.kill(int(pid), signal.SIGKILL)
     return lambda: None
@@ -78,7 +78,7 @@ def lose_power(names, node):
     ],
     ids=["network", "power-of-node-0"],
 )
-def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node):  # noqa: F811
+def test_the_other_node_reports_a_lost_node(nodes, train, lose, node):  # noqa: F811
     job = Job(
         nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1)
     )
@@ -94,14 +94,14 @@ def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node):
         assert left.returncode == 1, err
         assert f"[autoddp] node {node} ({HOST}) is lost: it does not answer\n" in err
         assert "Traceback" not in err
-        assert "run again" not in err
+        assert "restarting" not in err
     finally:
         if mend is not None:
             mend()
         job.end()
 
 
-def test_a_rank_killed_on_the_other_node_has_both_run_the_job_again(nodes, train, tmp_path):  # noqa: F811
+def test_a_rank_killed_on_one_node_restarts_the_job_on_both(nodes, train, tmp_path):  # noqa: F811
     import torch
 
     job = Job(nodes, f"{train} 12 kill", "--max-restarts", "1", nprocs=(2, 1))
@@ -111,7 +111,10 @@ def test_a_rank_killed_on_the_other_node_has_both_run_the_job_again(nodes, train
     assert f"rank 2 on node 1 ({HOST}) was killed by SIGKILL (signal 9)" in err
     assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)" in err2
     assert "Traceback" not in err + err2
-    assert (err.count("run again (1 of 1)"), err2.count("run again (1 of 1)")) == (1, 1)
+    assert (
+        err.count("restarting the job (1 of 1)"),
+        err2.count("restarting the job (1 of 1)"),
+    ) == (1, 1)
     again = tmp_path / "again"
     again.mkdir()
     script = train.split()[0]

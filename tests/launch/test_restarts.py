@@ -1,4 +1,4 @@
-"""A job that is killed at any step, and run again, ends as one that nobody disturbed."""
+"""A job that is killed at any step and restarted ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def job(warm, tmp_path):
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_nothing_is_lost(job, nproc):
+def test_restarts_give_the_result_of_an_undisturbed_job(job, nproc):
     run, path = job
     kills = [str(step) for step in sorted(random.Random(nproc).sample(range(STEPS), KILLS))]
     want = run("want", "python", path)
@@ -98,10 +98,10 @@ def test_a_job_that_always_fails_ends_with_its_exit_code(job, tmp_path):
     (tmp_path / "job.py").write_text("import sys\nprint('again')\nsys.exit(3)")
     done = run("got", "autoddp", "run", "-n", "2", "--max-restarts", "2", path)
     assert (done.code, done.out) == (3, "again\n" * 3)
-    assert done.err.count("ended with exit code 3\n[autoddp] the job is run again") == 2
+    assert done.err.count("ended with exit code 3\n[autoddp] restarting the job") == 2
 
 
-def test_a_signal_is_no_failure(job, tmp_path):
+def test_a_signal_does_not_restart_the_job(job, tmp_path):
     run, path = job
     (tmp_path / "job.py").write_text(
         "import os, signal, time\n"

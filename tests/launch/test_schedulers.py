@@ -1,4 +1,4 @@
-"""Which rank a process is by SLURM's, Open MPI's and Kubernetes' variables, as they really come."""
+"""The rank of a process from real variables of SLURM, Open MPI and Kubernetes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_process_for_each_rank(given, world):
         TORCHRUN | SLURM | {"RANK": "3", "WORLD_SIZE": "5"},
     ],
 )
-def test_nothing_to_do(given):
+def test_a_single_task_changes_nothing(given):
     environ = dict(given)
     assert schedulers.resolve(environ, Options(nproc=2)) == Options(nproc=2)
     assert environ == given
@@ -104,13 +104,13 @@ def test_nothing_to_do(given):
         (
             SLURM | TORCHRUN,
             {},
-            "two launchers contradict each other: srun says SLURM_PROCID 3 of "
+            "two launchers contradict each other: srun set SLURM_PROCID 3 of "
             "SLURM_STEP_NUM_TASKS 5, and another one RANK 1, WORLD_SIZE 4",
         ),
         (POD | {"RANK": "2"}, {}, "RANK is 2 with WORLD_SIZE 2"),
     ],
 )
-def test_what_contradicts_itself_is_said(given, options, says):
+def test_contradicting_variables_raise(given, options, says):
     with pytest.raises(BadInput) as error:
         schedulers.resolve(dict(given), Options(**options))
     assert says in str(error.value)

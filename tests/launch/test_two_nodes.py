@@ -95,8 +95,8 @@ def test_a_script_runs_on_both_nodes(nodes, tmp_path):
     assert err2 == waiting
 
 
-def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_path):
-    """The other node waits for what rank 0 would do next."""
+def test_a_failed_rank_0_ends_the_job_on_both_nodes(nodes, tmp_path):
+    """Rank 0 fails while the other node waits for it."""
     script = tmp_path / "s.py"
     script.write_text(
         "import autoddp, getpass\n"
@@ -112,10 +112,8 @@ def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_p
 @pytest.mark.parametrize(
     ("failed", "then"), [(1, "print(getpass.getuser())"), (3, "torch.ones(8).sum().item()")]
 )
-def test_a_rank_that_fails_alone_is_named_whether_or_not_it_stands_for_others(
-    nodes, tmp_path, failed, then
-):
-    """Rank 1 is the first of its node; those beside it learn of its end first."""
+def test_a_rank_that_fails_alone_is_named(nodes, tmp_path, failed, then):
+    """Rank 1 is the first of its node; other ranks of the node notice its end first."""
     script = tmp_path / "s.py"
     script.write_text(
         "import autoddp, getpass, torch, torch.distributed as dist\n"
@@ -136,7 +134,7 @@ def test_a_rank_that_fails_alone_is_named_whether_or_not_it_stands_for_others(
 
 
 @pytest.mark.parametrize("nprocs", [(2, 1), (1, 4)], ids=str)
-def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_path, nprocs):
+def test_both_nodes_handle_a_signal_at_the_same_step(nodes, tmp_path, nprocs):
     script = tmp_path / "s.py"
     script.write_text(
         "import signal, sys, torch\n"

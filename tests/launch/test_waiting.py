@@ -1,4 +1,4 @@
-"""Nodes and ranks that wait for others: who is missing is said, and who gives up says why."""
+"""Nodes and ranks that wait for others report which are missing, and why they give up."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.ports import free_port
 SOON = 60.0  # seconds, of a machine that is busy; without a word it would be ten minutes
 
 
-def test_a_node_without_a_number_is_refused_with_the_way_to_get_one():
+def test_a_missing_node_rank_raises_with_the_fix():
     way = r"give --node-rank 0 to 1, another number on each node \(srun, mpirun and a PyTorchJob"
     with pytest.raises(BadInput, match=rf"^--nnodes is 2 without --node-rank; {way}"):
         launch.prepare(Options(nnodes=2, master_addr="127.0.0.1"))
 
 
 class Node:
-    """`autoddp run` as one node of several on this machine, whose lines come as they are said."""
+    """`autoddp run` as one of several nodes on this machine, whose lines can be read one by one."""
 
     def __init__(self, folder, port, node, nnodes=2):
         (folder / "s.py").write_text("print('it ran')\n")
@@ -59,7 +59,7 @@ class Node:
 
 
 @pytest.mark.cluster
-def test_a_node_says_that_node_0_does_not_answer(tmp_path):
+def test_a_node_reports_that_node_0_does_not_answer(tmp_path):
     port = free_port()
     second = Node(tmp_path, port, 1)
     second.until(f"waiting for node 0 to answer at 127.0.0.1:{port} since ")

@@ -1,4 +1,4 @@
-"""Lines of ours and the bars of tqdm and rich on a terminal: none is cut, none is left dead."""
+"""Lines of autoddp and bars of tqdm and rich on a terminal do not disturb each other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BEGIN = """
 import sys
 from contextlib import ExitStack
 from autoddp.report import Report
-from autoddp.report.begun import Begun
+from autoddp.report.begun import OpenLine
 report = Report(speaks=True)
-report.begun = Begun(report.release_between)
+report.begun = OpenLine(report.release_between)
 for stream in (sys.stdout, sys.stderr):
     report.begun.watch(stream, ExitStack())
 """
@@ -62,7 +62,7 @@ def test_a_line_goes_above_a_bar(tmp_path):
 
 
 def test_a_bar_in_a_file_is_not_drawn_again(tmp_path):
-    """There each drawing is one more line, whose numbers a reader of the log counts twice."""
+    """In a file, each drawing would add a line."""
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(BEGIN + TQDM)
     code, _ = in_terminal("python", str(script), folder=tmp_path, err=log)
@@ -72,7 +72,7 @@ def test_a_bar_in_a_file_is_not_drawn_again(tmp_path):
     assert drawn[2].split("\n")[1:] == [*SAID, ""]
 
 
-def test_what_is_held_is_not_said_in_the_midst_of_bars(tmp_path):
+def test_delayed_lines_are_not_printed_between_bars(tmp_path):
     _, screen = shown(tmp_path, BETWEEN)
     assert [line for line in screen if line.startswith("[autoddp]")] == SAID
     assert not any("[autoddp]" in line for line in screen if line not in SAID)
@@ -109,7 +109,7 @@ for epoch in tqdm(range(2), desc="epochs", mininterval=0):
 
 @pytest.fixture
 def ranks(tmp_path):
-    """`ranks(*arguments)`: what a terminal shows of a script that trains on 2 ranks."""
+    """`ranks(*arguments)`: the screen of a terminal after a training script on 2 ranks."""
 
     def run(*argv, options=(), **more):
         (tmp_path / "train.py").write_text(TRAINS)
@@ -129,7 +129,7 @@ def test_ranks_leave_no_dead_bar(ranks):
 
 
 @pytest.mark.slow
-def test_what_the_launcher_says_begins_on_a_line_of_its_own(ranks):
+def test_lines_of_the_launcher_begin_on_a_new_line(ranks):
     _, screen = ranks("kill")
     told = "[autoddp] rank 1 was killed by SIGKILL (signal 9)"
     assert [line for line in screen if line.startswith(told)], screen
@@ -143,7 +143,7 @@ def test_a_report_comes_before_a_traceback(ranks):
 
 
 @pytest.mark.slow
-def test_a_prompt_is_not_talked_into(ranks):
+def test_no_line_is_printed_during_a_prompt(ranks):
     typed = [("(Pdb) ", "c\n")]
     text, _ = ranks("stop", options=("--hang-timeout", "2"), typed=typed, think=5)
     assert "has waited" not in text.partition("(Pdb)")[2]

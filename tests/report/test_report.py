@@ -1,4 +1,4 @@
-"""Decisions are counted, said once, and told with the user's line."""
+"""Decisions are counted, and printed once with the user's line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoddp.errors import BadInput
 from autoddp.report import Report, is_own, is_users, users_line
 
 
-def test_a_decision_is_said_once_and_counted():
+def test_a_decision_is_printed_once_and_counted():
     stream = io.StringIO()
     report = Report(speaks=True, stream=stream)
     for _ in range(3):
@@ -42,13 +42,13 @@ def test_the_users_line_is_found_through_libraries():
 
 
 @pytest.mark.parametrize("name", ["<stdin>", "<string>", "<ipython-input-7-0a>", "<timed exec>"])
-def test_what_is_typed_is_the_users_though_it_is_in_no_file(name):
-    """The last is what `%%time` makes of a notebook's cell."""
+def test_interactive_code_is_the_users(name):
+    """The last one is the name of a cell with `%%time`."""
     assert is_own(name)
     assert not is_own("<frozen importlib._bootstrap>")
 
 
-def test_a_doubt_is_said_once_or_refused_if_strict():
+def test_a_doubt_is_printed_once_or_raises_if_strict():
     stream = io.StringIO()
     report = Report(speaks=True, stream=stream)
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_a_doubt_is_said_once_or_refused_if_strict():
         Report(strict=True).doubt("loaders", "train.py:3", "each rank draws its own")
 
 
-def test_a_line_is_not_kept_by_what_keeps_what_the_script_prints():
+def test_lines_bypass_captures_of_the_scripts_output():
     stream, kept = io.StringIO(), []
     report = Report(speaks=True, stream=stream)
     report.begun.watch(stream, ExitStack())

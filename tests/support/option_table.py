@@ -22,5 +22,5 @@ def line(field: Field[Any], row: OptionRow) -> str:
     plain = (
         "" if field.default is None or type(field.default) in (bool, tuple) else str(field.default)
     )
-    values = ", ".join(row.words) or row.shown or plain
-    return f"| {flags} |{f' {values} ' if values else ' '}| {row.says} |\n"
+    values = ", ".join(row.choices) or row.default_text or plain
+    return f"| {flags} |{f' {values} ' if values else ' '}| {row.help} |\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.tools.verify.findings import PRINT, Findings
-from autoddp.tools.verify.outputs import Again, compare_files
+from autoddp.tools.verify.outputs import Repeats, compare_files
 from autoddp.tools.verify.same import unlike
 from autoddp.tools.verify.text import NUMBER, compare_lines
 from tests.support.warm import Run
@@ -24,7 +24,7 @@ TEXTS = (".csv", ".json", ".jsonl", ".log", ".txt")  # whose ends of lines are t
 CLOCK = re.compile(r"\d{8}-\d{6}")  # a name made by strftime("%Y%m%d-%H%M%S")
 
 
-class Clocks(Again):
+class Clocks(Repeats):
     """Names of files that the clock has made are the same in all runs."""
 
     def form(self, name: str) -> str:
@@ -72,7 +72,7 @@ def same_value(want: Any, got: Any, rtol: float, where: str) -> float:
 def same_files(want: Path, got: Path, rtol: float) -> float:
     """The same names, and content that agrees by the kind of file."""
     findings = Findings()
-    compare_files(findings, (want, got), rtol, last_digit=False, again=Clocks())
+    compare_files(findings, (want, got), rtol, last_digit=False, repeats=Clocks())
     for path in (path for path in got.rglob("*") if path.suffix in (".pt", ".pth")):
         with zipfile.ZipFile(path) as archive:
             pickles = [archive.read(n) for n in archive.namelist() if n.endswith(".pkl")]

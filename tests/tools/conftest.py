@@ -14,7 +14,7 @@ from tests.support import warm
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_runs() -> Iterator[None]:
-    """Commands that are started as a user does it start their runs as a user's, too."""
+    """Start commands like a user, with runs that import torch themselves."""
 
     def start(runner: runs.Runner, results: Path, copy: Path, environ: dict[str, str]) -> int:
         argv = ("python", BOOT, runs.RECORDED, str(results / "task"))

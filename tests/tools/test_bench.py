@@ -148,7 +148,7 @@ def test_shares_are_parts_of_one_step(seen):
     assert seen.row(LOCAL)["shares"]["gradients"] > 0.2, "there it waits for its gradients alone"
 
 
-def test_what_is_shown(seen):
+def test_the_printed_tables(seen):
     assert seen.row(PLAIN)["speed-up"] == 1
     shown = [line for line in seen.out.splitlines() if not line.startswith("[autoddp]")]
     assert max(map(len, shown)) <= 100
@@ -170,10 +170,10 @@ def test_a_script_without_a_loader(benched):
     assert shares["gradients"] > max(0.2, shares["gathering"]), (
         "rank 0 waits for rank 1 in DDP's buckets"
     )
-    assert any("local view is left out" in note for note in seen.data["notes"])
+    assert any("local view was not run" in note for note in seen.data["notes"])
 
 
-def test_a_row_that_fails_leaves_the_others(benched):
+def test_a_failed_row_does_not_stop_the_others(benched):
     seen = benched(FAILS, rounds=1, steps=6)
     assert seen.code == 1
     assert seen.row(GLOBAL)["failed"][-1] == "ValueError: not on ranks"
@@ -185,11 +185,11 @@ def test_a_row_that_fails_leaves_the_others(benched):
     ("text", "says"),
     [
         ("print(1)\nraise KeyError('x')\n", ("exit code 1 after 0 steps", "KeyError: 'x'")),
-        ("print(1)\n", ("train.py cannot be measured on one process (it takes 2 or more",)),
+        ("print(1)\n", ("train.py cannot be measured on one process (it must run 2 or more",)),
     ],
     ids=["fails", "no step"],
 )
-def test_what_one_process_cannot_do(text, says, benched):
+def test_a_script_that_one_process_cannot_run(text, says, benched):
     seen = benched(text)
     assert seen.code == 2
     assert all(words in seen.err for words in says), seen.err

@@ -1,4 +1,4 @@
-"""A run's copy of the folder: whole, apart from the user's, and with the folders around it."""
+"""The copy of the folder for a run: complete, separate, and with the folders around it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from autoddp.tools.copies import copy_in_place
 
 
-def test_a_copy_is_whole_and_its_surroundings_are_there(tmp_path):
+def test_a_copy_is_complete_and_relative_paths_work(tmp_path):
     here = tmp_path / "project" / "code"
     (here / "sub").mkdir(parents=True)
     (here / "train.py").write_text("print(1)")

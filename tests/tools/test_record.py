@@ -1,4 +1,4 @@
-"""`autoddp run --record` writes where the time of steps went, however the ranks were started."""
+"""`autoddp run --record` records where the time of steps goes, under any launcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python
 
 
 def written(folder: Path, inside: str = "pass", name: str = "train.py") -> str:
-    """The script, with something done before each step."""
+    """The script, with code before each step."""
     text = textwrap.dedent(TRAIN).replace("{inside}", inside)
     (folder / name).write_text(text)
     return name
@@ -54,7 +54,7 @@ def recorded(folder: Path, name: str, *options: str, script: str = "train.py") -
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """One process, two ranks of ours, and two of torchrun's."""
+    """Recordings of one process, two ranks, and two ranks of torchrun."""
     folder = tmp_path_factory.mktemp("recordings")
     script = written(folder)
     assert recorded(folder, "one", "-n", "1") == ["0.jsonl"]
@@ -66,7 +66,7 @@ def three(tmp_path_factory):
     return folder
 
 
-def test_a_recording_tells_what_ran_and_how(three):
+def test_a_recording_describes_the_run(three):
     found = [read_whole(str(three / name)) for name in ("one", "two", "torchrun")]
     assert [each.about["ranks"] for each in found] == [1, 2, 2]
     assert [each.about["arguments"] for each in found] == [[], [], ["argument"]]
@@ -78,7 +78,7 @@ def test_a_recording_tells_what_ran_and_how(three):
             assert all(step["rows"] == 8 and step["seconds"] > 0 for step in steps)
 
 
-def test_a_recording_that_is_there_is_left_as_it_is(three):
+def test_an_existing_recording_is_not_overwritten(three):
     before = {path.name: path.read_bytes() for path in (three / "two").iterdir()}
     done = fork_cli("run", "-n", "1", "--record", "two", "train.py", cwd=three)
     assert done.rc == 2
@@ -120,4 +120,4 @@ def test_recordings_are_summarised(three):
     assert rows[0]["speed-up"] == 1
     assert "how fast" in done.out
     done = fork_cli("bench", "--recordings", "two", "one", cwd=three)
-    assert "speed-up is relative to two, which is not of one process" in done.out
+    assert "speed-up is relative to two, which is not a run of one process" in done.out

@@ -1,4 +1,4 @@
-"""Recordings that are read: those that are broken or not whole."""
+"""Broken and incomplete recordings."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def recording(folder: Path, ranks: int) -> Path:
 
 
 BROKEN = {
-    ("1.jsonl", None): "it takes a file of each rank, with 2 steps or more",
+    ("1.jsonl", None): "it needs a file of each rank, with 2 steps or more",
     ("0.jsonl", b"\xff\n"): "'utf-8' codec can't decode byte 0xff",
 }
 
 
 @pytest.mark.parametrize(("name", "text"), BROKEN, ids=repr)
-def test_what_is_broken_is_named_in_one_line(name, text, tmp_path, capsys):
+def test_a_broken_recording_is_named_in_one_line(name, text, tmp_path, capsys):
     folder = recording(tmp_path / "a", ranks=2)
     if text is None:
         (folder / name).unlink()
@@ -41,7 +41,7 @@ def test_what_is_broken_is_named_in_one_line(name, text, tmp_path, capsys):
     assert command(["bench", "--recordings", str(folder), str(folder)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    want = f"[autoddp] {folder} is no whole recording ({BROKEN[name, text]}"
+    want = f"[autoddp] {folder} is not a complete recording ({BROKEN[name, text]}"
     assert said.err.startswith(want), said.err
     assert said.err.endswith(f"; autoddp run --record {folder} makes one\n")
     assert len(said.err.splitlines()) == 1

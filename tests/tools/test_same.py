@@ -1,4 +1,4 @@
-"""The comparison of runs sees what differs: else every test that rests on it would be green."""
+"""The comparison of runs finds differences; otherwise all tests that use it would pass."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_checkpoints_that_differ(change):
 
 @dataclass
 class Kept:
-    """A value with an `==` of its own, which fails on a tensor; `other` closes a circle."""
+    """A value whose `==` fails on a tensor; `other` makes a reference cycle."""
 
     value: object
     other: object = None
@@ -105,7 +105,7 @@ WHOLE = {"generator", "set", "bfloat16", "whole"}
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some kinds are new, or old
-def test_values_of_every_kind_are_compared_by_what_they_hold(name):
+def test_values_of_every_kind_are_compared_by_content(name):
     make = KINDS[name]
     made = [make(), make()] if name in TENSORS else pickle.loads(pickle.dumps([make(), make()]))
     want, got = ({"it": value} for value in made)
@@ -125,7 +125,7 @@ def write(folder, loss=0.5):
     return folder
 
 
-def test_what_is_another_thing_differs_however_much_is_allowed(tmp_path):
+def test_values_of_other_types_differ_at_any_tolerance(tmp_path):
     a, b = write(tmp_path / "a"), write(tmp_path / "b", 0.7)
     assert same_files(a, b, 1e9) > 0.1
     np.save(b / "scores.npy", np.array([0.5, 1.0, 2.0]))

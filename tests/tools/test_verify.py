@@ -1,4 +1,4 @@
-"""`autoddp verify` finds a right script right, and of a wrong one the step, number and cause."""
+"""`autoddp verify` accepts a correct script, and finds step, number and cause of a wrong one."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def written(path: Path, **parts: str) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """All that is in a folder."""
+    """The content of a folder."""
     return {
         str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
         for p in folder.rglob("*")
@@ -169,7 +169,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What verify found."""
+    """The results of verify."""
 
     code: int
     data: dict
@@ -186,7 +186,7 @@ class Seen:
 
 
 def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
-    """What `autoddp verify` finds of a script, from its folder."""
+    """Run `autoddp verify` on a script in its folder."""
     found = script.parent.parent / f"{script.stem}.json"
     with contextlib.chdir(script.parent):
         what, chosen = Script(script.name, args), Options(**STRICTLY | options)
@@ -196,7 +196,7 @@ def verified(script: Path, *args: str, wanted: dict | None = None, **options: ob
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory):
-    """A right script that writes in its folder and outside, verified with all one can ask for."""
+    """A correct script that writes in its folder and outside, verified with all options."""
     top = tmp_path_factory.mktemp("right")
     script = written(top / "here" / "train.py", after=WRITES)
     (top / "here" / "data.txt").write_text("some data")
@@ -230,28 +230,28 @@ def test_a_right_script_is_equal(right):
     assert not list((top / "tmp").iterdir()), "private copies are left behind"
 
 
-def test_in_float64_no_rounding_is_left(right):
+def test_float64_leaves_no_float32_rounding(right):
     counts = right[0].data["float64"]["compared"]
     assert counts["loss"]["compared"] == 2 * 5
     assert counts["file"]["worst"] < 1e-12
     assert 0 < counts["gradient"]["worst"] < 1e-12
 
 
-def test_what_it_shows(right):
+def test_the_printed_verdict(right):
     seen, _ = right
     assert seen.out.startswith("[autoddp] equal: 2 ranks give the numbers of one process; the")
     assert "losses" in seen.out
     first, *runs = seen.err.splitlines()
     assert first == (
-        "[autoddp] each run has a copy of this folder; what the script writes elsewhere, it "
-        "writes for real"
+        "[autoddp] each run has a copy of this folder; files that the script writes elsewhere "
+        "are real"
     )
     assert runs[0].startswith("[autoddp] one process: ")
     assert len(runs) >= 4
 
 
 @pytest.mark.parametrize("wrong", ["", "* (1 + 0.01 * __import__('autoddp').world_size())"])
-def test_bars_and_clocks_are_no_difference_and_hide_none(wrong, tmp_path):
+def test_bars_and_clocks_neither_cause_nor_hide_differences(wrong, tmp_path):
     script = tmp_path / "here" / "bars.py"
     script.parent.mkdir()
     script.write_text(textwrap.dedent(BARS).format(wrong=wrong))
@@ -271,8 +271,8 @@ CANCELS = """
 """
 
 
-def test_float32_that_differs_is_compared_in_float64_by_itself(tmp_path):
-    """Numbers that cancel are off by rounding, by more than is allowed."""
+def test_different_float32_numbers_are_compared_in_float64(tmp_path):
+    """Numbers that cancel differ by more than the tolerance."""
     parts = {"net": "nn.Sequential(nn.Linear(6, 3), Large())", "before": CANCELS}
     parts["data"] = "TensorDataset(torch.load('x.pt'), x[:, :3].argmax(1))"
     script = written(tmp_path / "here" / "cancels.py", **parts)
@@ -284,7 +284,7 @@ def test_float32_that_differs_is_compared_in_float64_by_itself(tmp_path):
     assert "in float64" in seen.data["why"]
 
 
-def test_rows_that_are_mixed_are_told_from_rounding(tmp_path):
+def test_mixed_rows_are_not_mistaken_for_rounding(tmp_path):
     """The first divergence has its step, its line and its parameters."""
     script = written(
         tmp_path / "here" / "marked.py",
@@ -297,7 +297,7 @@ def test_rows_that_are_mixed_are_told_from_rounding(tmp_path):
     assert seen.code == 1
     assert seen.differences[0] | {"step": 1, "aspect": "loss"} == seen.differences[0]
     assert "marked.py:" in seen.differences[0]["line"]
-    assert "marks with autoddp.rowwise" in seen.data["cause"]
+    assert "or autoddp.rowwise" in seen.data["cause"]
     differ = {(d["step"], d["aspect"], d["place"].partition(",")[0]) for d in seen.differences}
     assert (1, "gradient", "Sequential.0.weight") in differ
     assert (1, "parameter", "Sequential.0.weight") in differ
@@ -315,7 +315,7 @@ def test_a_decision_of_one_rank_of_three_is_found(tmp_path):
     assert "learning rate of group 0 on rank 2: 0.02 instead" in seen.data["cause"]
 
 
-def test_a_seed_that_is_another_each_time_is_found(tmp_path):
+def test_a_seed_that_changes_in_each_run_is_found(tmp_path):
     script = written(
         tmp_path / "here" / "seeds.py", before="import os; torch.manual_seed(os.getpid())"
     )
@@ -354,7 +354,7 @@ def test_several_optimizers_closures_and_steps_that_are_skipped(tmp_path):
     ("options", "says"),
     [
         (["--steps", "0"], "--steps is 0"),
-        (["--json", "no/where.json"], "there is no folder no"),
+        (["--json", "no/where.json"], "the folder no does not exist"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -396,7 +396,7 @@ def test_ctrl_c_on_a_terminal_ends_all(tmp_path):
 
 
 def read_all(terminal: int, shown: bytearray) -> None:
-    """Until the last who has it open closes it."""
+    """Read until the last writer closes it."""
     with contextlib.suppress(OSError):
         while got := os.read(terminal, 4096):
             shown += got

@@ -67,7 +67,7 @@ def test_the_old_or_the_new_one(warm, tmp_path, nproc):
     done = warm.run(*command, folder=tmp_path / "ranks", timeout=240 + 5 * MOMENTS)
     assert (done.code, done.out) == (0, "through\n"), done.err
     assert not done.left
-    assert done.err.count("the job is run again") == MOMENTS
+    assert done.err.count("restarting the job") == MOMENTS
     starts = [int(line) for line in (tmp_path / "ranks" / "starts").read_text().splitlines()]
     assert len(starts) == MOMENTS + 1
     assert starts == sorted(starts)

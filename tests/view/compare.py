@@ -1,4 +1,4 @@
-"""Does a batch held by rows give what the whole batch gives? Values, dtypes, shapes, gradients."""
+"""Compare a sharded tensor with the whole batch: values, dtypes, shapes, gradients."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Counting(View):
 
 
 def by_rows(x: Tensor, cuts: ShardSizes, at: int = 0) -> ShardedTensor:
-    """`x`, which every rank holds whole, held by rows; its gradient arrives at `x`."""
+    """Shard `x`, which every rank holds; the gradient reaches `x`."""
     mine = shard(x * 1 if x.requires_grad else x, cuts, at)
     return ShardedTensor(mine if x.requires_grad else mine.clone(), cuts, at)
 
 
 def copy(x: Any) -> Any:
-    """The same values; tensors are leaves of their own."""
+    """Copy values; tensors become new leaves."""
     if type(x) is not Tensor:
         return x
     return x.detach().clone().requires_grad_(x.requires_grad)
 
 
 def difference(want: Any, got: Any, rtol: float = 1e-9) -> str | None:
-    """What differs first between the results of the whole and of rows, in words."""
+    """Describe the first difference between the results on the whole and on rows."""
     ours, mine = tree_flatten(want)[0], tree_flatten(tree_map(full, got))[0]
     if len(ours) != len(mine):
         return f"{len(mine)} results instead of {len(ours)}"
@@ -69,7 +69,7 @@ def _one(a: Any, b: Any, rtol: float) -> str | None:
 
 
 def wanted(out: Any) -> list[Tensor]:
-    """The results that a gradient comes from."""
+    """The results that need a gradient."""
     leaves = tree_flatten(tree_map(full, out))[0]
     return [
         x for x in leaves if isinstance(x, Tensor) and x.requires_grad and x.layout is torch.strided
@@ -77,14 +77,14 @@ def wanted(out: Any) -> list[Tensor]:
 
 
 def loss(out: list[Tensor]) -> Tensor:
-    """One number in which every element counts differently."""
+    """A number that depends differently on each element."""
     return sum((x.abs() if x.is_complex() else x).nan_to_num().sin().sum() for x in out)  # type: ignore[return-value]
 
 
 def gradient_difference(
     group: Any, want: Any, got: Any, ours: list[Tensor], mine: list[Tensor], rtol: float = 1e-8
 ) -> str | None:
-    """What differs first between gradients: of leaves `ours` for the whole, `mine` for rows."""
+    """Describe the first difference of gradients of leaves: `ours` of the whole, `mine` of rows."""
     tops = wanted(want), wanted(got)
     if len(tops[0]) != len(tops[1]):
         return "requires_grad"

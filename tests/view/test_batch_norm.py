@@ -1,4 +1,4 @@
-"""BatchNorm over ranks by SyncBatchNorm's kernels; the statistics of a rank's rows without them.
+"""BatchNorm over ranks with SyncBatchNorm's kernels, and local statistics without them.
 
 The kernels are CUDA's. Here they are written for the CPU, as torch's documentation of SyncBatchNorm
 defines them.
@@ -57,7 +57,7 @@ def backward_elemt(g, x, mean, invstd, weight, sum_g, sum_gx, counts):
 
 
 def add_kernels() -> Any:
-    """A device that has SyncBatchNorm's own kernels: this one."""
+    """Simulate SyncBatchNorm's kernels on this device."""
     library = torch.library.Library("aten", "IMPL")
     kernels = zip(
         batch_norm.KERNELS, (stats, gather, elemt, backward_reduce, backward_elemt), strict=True
@@ -92,7 +92,7 @@ def _by_kernels(group: Any) -> list[str | None]:
 
 
 def _one(x: Tensor, function: Any) -> list[Tensor]:
-    """The output, the input's gradient, what is kept, the gradients of weight and bias."""
+    """The output, running statistics, and gradients of input, weight and bias."""
     weight, bias = (torch.arange(1.0, 4.0) * k for k in (1, 0.1))
     kept = torch.zeros(3), torch.ones(3)
     leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
@@ -102,7 +102,7 @@ def _one(x: Tensor, function: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_by_its_kernels_numbers_are_those_of_the_batch(nproc):
+def test_sync_kernels_compute_the_statistics_of_the_batch(nproc):
     found = run_ranks(_by_kernels, nproc)
     assert not any(any(said) for said in found), found
 
@@ -112,7 +112,7 @@ CASES = {"zero": (0.0, 1.0), "near": (5.0, 1.0), "far": (1e4, 1.0), "constant": 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_statistics_in_float32_are_as_near_as_rounding_lets_them(case):
+def test_float32_statistics_are_exact_up_to_rounding(case):
     at, wide = CASES[case]
     torch.manual_seed(0)
     x = torch.randn(16, 8, 40, 40) * wide + at

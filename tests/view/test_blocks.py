@@ -1,4 +1,4 @@
-"""Time before batch, flattened: rows that come in turns give what the whole gives, stay by rows."""
+"""Batches in blocks, as from (T, B) flattened to (T*B), equal the whole and stay sharded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def gradient(x: Tensor) -> Any:
 
 
 def learned(x: Tensor) -> list[Tensor]:
-    """Batches with a gradient: others of so few dimensions are figures, and gathered."""
+    """Batches with a gradient; others with few dimensions are gathered."""
     return [each * torch.ones(WIDTH, requires_grad=True) for each in x]
 
 
@@ -161,7 +161,7 @@ COSTLY: dict[str, Callable[[Tensor], Any]] = {
 
 
 def trained(deed: Callable[[Tensor], Any], batch: Callable[[Tensor], Tensor]) -> Any:
-    """The result, and the gradient of a weight on the way."""
+    """The result, and the gradient of a weight."""
     torch.manual_seed(0)
     x = torch.randn(TIME, 7, WIDTH)
     out = deed(batch(x.clone()))
@@ -195,5 +195,5 @@ def _same(group: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_the_result_is_that_of_the_whole(nproc):
+def test_the_result_equals_that_of_the_whole_batch(nproc):
     assert run_ranks(_same, nproc) == [[]] * nproc

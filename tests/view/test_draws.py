@@ -1,4 +1,4 @@
-"""Random draws by rows are those of one process, and so is every generator afterwards."""
+"""Random draws for sharded tensors and states of generators equal those of one process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _by_rows(group: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_masks_are_those_of_one_process(nproc):
+def test_dropout_masks_equal_those_of_one_process(nproc):
     said = run_ranks(_by_rows, nproc)
     assert not any(said), said
 
@@ -142,7 +142,7 @@ def _of_one_row(group: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_one_row_lies_in_memory_as_several_do(nproc):
+def test_one_row_has_the_memory_order_of_several(nproc):
     assert run_ranks(_of_one_row, nproc) == [[]] * nproc
 
 
@@ -158,7 +158,7 @@ def _own(group: Any) -> Any:
     return same, first.flatten().tolist(), second.flatten().tolist()
 
 
-def test_own_draws_differ_by_rank_and_leave_the_generator():
+def test_own_draws_differ_by_rank_and_restore_the_generator():
     (a, first, again), (b, other, _) = run_ranks(_own, 2)
     assert a
     assert b

@@ -1,4 +1,4 @@
-"""Batches of any size over 1 to 64 ranks: how they are cut, split and gathered."""
+"""Batches of any size over 1 to 64 ranks: shard sizes, sharding and gathering."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def view_of_rank(rank, ranks):
 
 @examples(200)
 @given(TOTALS, st.integers(1, 64), st.integers(1, 6), st.integers(1, 4))
-def test_cuts_are_all_rows_once_in_order(total, ranks, factor, turns):
+def test_shards_cover_all_rows_once_in_order(total, ranks, factor, turns):
     held = []
     for rank in range(ranks):
         view = view_of_rank(rank, ranks)
@@ -58,7 +58,7 @@ def test_cuts_are_all_rows_once_in_order(total, ranks, factor, turns):
 
 @st.composite
 def batches(draw):
-    """Rows of each rank, some none; how many blocks; the rest's shape and where the rows are."""
+    """Rows of each rank, the number of blocks, other dimensions, and the shard dimension."""
     ranks = draw(RANKS)
     if draw(st.booleans()):
         sizes = even_sizes(draw(TOTALS if ranks < 6 else st.integers(0, 200)), ranks)
@@ -70,7 +70,7 @@ def batches(draw):
 
 
 def made(sizes, turns, rest, at, dtype=torch.float64):
-    """A batch in which every element is another."""
+    """A batch of distinct elements."""
     shape = [*rest[:at], sum(sizes) * turns, *rest[at:]]
     count = torch.Size(shape).numel()
     return (torch.arange(count) - count // 3).reshape(shape).to(dtype)
@@ -78,7 +78,7 @@ def made(sizes, turns, rest, at, dtype=torch.float64):
 
 @examples(60)
 @given(batches(), DTYPES, st.booleans())
-def test_what_is_split_and_gathered_is_as_before(batch, dtype, transposed):
+def test_a_gathered_shard_equals_the_batch(batch, dtype, transposed):
     sizes, turns, rest, at = batch
     whole = made(sizes, turns, rest, at, dtype)
     if transposed and whole.dim() > 1:

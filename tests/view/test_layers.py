@@ -1,4 +1,4 @@
-"""Functions of layers by rows: values and gradients of one process, and nothing is gathered."""
+"""Functions of layers on sharded tensors equal one process, and gather nothing."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ F.dropout2d(x, 0.3, False)
 
 
 def _names() -> dict[str, Any]:
-    """Layers and weights that the cases name."""
+    """Layers and weights for the cases."""
     torch.manual_seed(3)
     both = {
         first: nn.LSTM(6, 6, 2, bidirectional=True, batch_first=first, proj_size=3)
@@ -167,5 +167,5 @@ def _layers(group: Any) -> list[str]:
 
 @pytest.mark.parametrize("nproc", [2, 3])
 @pytest.mark.filterwarnings("ignore")
-def test_layers_by_rows(nproc):
+def test_layers_on_sharded_tensors(nproc):
     assert run_ranks(_layers, nproc) == [[]] * nproc

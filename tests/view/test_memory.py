@@ -1,4 +1,4 @@
-"""What takes a batch's memory past torch's functions has the whole, and what it writes is seen."""
+"""Access to a batch's memory without torch functions gets the whole; writes are noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = Scripts()
 
 
 def case(of_batch: Callable[[Tensor, nn.Module], Any]) -> None:
-    """A script that calls it with each of three batches; in each mode."""
+    """A script that calls a function with each of three batches, in each mode."""
 
     def in_modes() -> list[Any]:
         seen = []
@@ -185,7 +185,7 @@ ALONE: list[dict[str, Any]] = []
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_memory_is_that_of_one_process(nproc):
+def test_memory_equals_that_of_one_process(nproc):
     if not ALONE:
         ALONE.append(CASES.run(1))
     ranks = CASES.run(nproc)
@@ -193,7 +193,7 @@ def test_memory_is_that_of_one_process(nproc):
         assert_as_alone(alone, ranks[name])
 
 
-def test_other_memory_is_refused_and_scripted_functions_get_the_whole():
+def test_replaced_memory_raises_and_scripted_functions_get_the_whole():
     scripts = Scripts(set_=_set, scripted=_scripted)
     (alone,), ranks = scripts.run(1)["scripted"], scripts.run(2)
     assert_as_alone(alone, ranks["scripted"])

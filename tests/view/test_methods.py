@@ -1,4 +1,4 @@
-"""What OpInfo does not know, called on rows and on the whole: it gives or raises the same."""
+"""Functions without an OpInfo return or raise the same on rows and on the whole."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def _survey(group: Any) -> tuple[int, list[str]]:
 
 
 def _opaque(value: Any) -> bool:
-    """What has no equality: generators, iterators, arrays of other libraries."""
+    """Convert values without equality: generators, iterators, arrays of other libraries."""
     return not isinstance(
         value, (Tensor, tuple, list, bool, int, float, complex, str, torch.dtype, type(None))
     )
 
 
-def test_what_opinfo_does_not_know_is_the_same_on_rows():
+def test_functions_without_an_opinfo_are_equal_on_rows():
     (count, said), *others = run_ranks(_survey, 2, timeout=240)
     print(f"\n{len(unknown())} functions without an OpInfo, {count} calls compared", end="")
     lines = said + [line for _, rank in others for line in rank]

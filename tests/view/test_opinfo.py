@@ -1,4 +1,4 @@
-"""Every operator of torch's own OpInfo database gives on rows what it gives on the whole batch."""
+"""Every operator of torch's OpInfo database is equal on rows and on the whole batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Pass:
 
 @dataclass
 class Found:
-    """How the operators fared."""
+    """The results of all operators."""
 
     calls: Counter = field(default_factory=Counter)
     operators: dict[str, set[str]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Found:
 
 
 def samples(op: Any, how: Pass, ranks: int) -> list[Any]:
-    """Some of torch's own arguments for `op` that hold a batch."""
+    """Some of torch's sample arguments for `op` that contain a batch."""
     grads = op.supports_autograd and (how.dtype.is_floating_point or how.dtype.is_complex)
     torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
     # not op.sample_inputs(): it looks through the whole stack at each sample
@@ -85,7 +85,7 @@ def _batched(x: Any, ranks: int, at: int) -> bool:
 
 
 def outcome(function: Any, args: Any, kwargs: Any) -> Any:
-    """What it returns, or what it raises."""
+    """The result, or the exception."""
     torch.manual_seed(1)
     try:
         return function(*args, **kwargs)
@@ -99,13 +99,13 @@ def uneven(total: int, ranks: int) -> tuple[int, ...]:
 
 
 def compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) -> str | None:
-    """Two equal calls: the first one's decision is kept, by which the second is computed."""
+    """Two equal calls; the second uses the cached decision of the first."""
     said = (_compare(view, function, sample, how, both) for _ in range(2))
     return next((line for line in said if line), None)
 
 
 def _compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) -> str | None:
-    """One call on the whole and on rows; with `both`, arguments of the input's shape are, too."""
+    """One call on the whole and on rows; with `both`, arguments of its shape are sharded, too."""
     whole, args, kwargs = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     leaf, mine, named = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     cuts = view.shard_sizes(uneven(whole.shape[how.at], view.group.size))
@@ -165,7 +165,7 @@ def agreed(nproc: int, passes: list[Pass]) -> list[Found]:
     return found[0]
 
 
-def test_operators_give_on_rows_what_they_give_on_the_whole():
+def test_operators_are_equal_on_rows_and_on_the_whole():
     found = agreed(2, [Pass(count=2), Pass(at=1), Pass(inplace=True)])
     for how, one in zip(("batch first", "batch second", "in place"), found, strict=True):
         print(f"\n{how}, 2 ranks, float64: {one}", end="")
@@ -189,7 +189,7 @@ def _cumulative(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _swapped(func: Any, args: Any, kwargs: Any) -> Any:
-    """Forget that the shard dimension moves."""
+    """A wrong rule, which does not move the shard dimension."""
     return LocalCall(args, kwargs, args[0].placement, aliases=True)
 
 
@@ -211,8 +211,8 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_wrong_rule_is_seen(name, monkeypatch):
-    """A rule that takes local rows where the whole is needed differs."""
+def test_a_wrong_rule_is_detected(name, monkeypatch):
+    """A rule that uses local rows where the whole is needed gives a difference."""
     function, wrong = BREAKS[name]
     monkeypatch.setitem(table._RULES, function, table.FunctionRule(wrong, cached=False))
     found = run_ranks(_only, 2, name)
@@ -228,7 +228,7 @@ def _only(group: Any, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted({"resize_", "resize_as_", "as_strided_"}))
-def test_what_gives_other_memory_is_refused_by_name(name):
+def test_functions_that_replace_memory_raise_with_their_name(name):
     (said,) = set(run_ranks(_refused, 2, name))
     assert said.startswith(f"BadInput: {name} gives a batch of shape (4, 3) another shape in place")
 

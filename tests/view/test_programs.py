@@ -1,4 +1,4 @@
-"""Ten functions in a row, on a sharded tensor and on the whole: the same values and gradients."""
+"""Sequences of ten functions on a sharded tensor and on the whole: equal values and gradients."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def cases(draw: Any) -> tuple[tuple[int, ...], list[str], int]:
 
 @examples(40)
 @given(cases())
-def test_programs_give_what_the_whole_gives(case):
+def test_programs_equal_those_on_the_whole_batch(case):
     sizes, names, seed = case
     generator = torch.Generator().manual_seed(seed)
     whole = torch.randn(sum(sizes), *SHAPE, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a script may do with a batch: write into it, hook it, differentiate it; what that costs."""
+"""What a script may do with a batch (write, hooks, gradients), and the collectives it needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.view.compare import Counting, by_rows, difference
 
 @contextmanager
 def installed(group: Any) -> Iterator[Counting]:
-    """The view's features in force, as in a session."""
+    """Install the features of the view, as in a session."""
     torch.set_default_dtype(torch.float64)
     warnings.simplefilter("ignore")
     view = Counting(group)
@@ -184,13 +184,13 @@ def _deeds(group: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_deeds(nproc):
+def test_uses_of_a_batch(nproc):
     said = run_ranks(_deeds, nproc, timeout=240)
     assert not any(said), said
 
 
-def test_sums_are_read_together():
-    """No all-reduce until one is read; then one for all of them."""
+def test_pending_sums_share_one_all_reduce():
+    """There is no all-reduce until a sum is read, and then one for all pending sums."""
     assert run_ranks(_lazy, 2) == [([], 1, 1, 2)] * 2
 
 
@@ -252,6 +252,6 @@ def _losses(group: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_losses_train_as_one_process_does(nproc):
+def test_losses_train_as_in_one_process(nproc):
     said = run_ranks(_losses, nproc, timeout=100)
     assert not any(said), said

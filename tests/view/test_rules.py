@@ -1,4 +1,4 @@
-"""Every rule against the plain operation on the whole: values, gradients, odd cuts and layouts."""
+"""Compare every rule with the plain function on the whole: values, gradients, uneven shards."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass
 class Case:
-    """The names that an expression may use."""
+    """The names for expressions."""
 
     x: Tensor
     y: Tensor
@@ -206,7 +206,7 @@ def case(shape: tuple[int, ...], layout: str, grad: bool) -> Case:
 def check(
     view: Counting, text: str, shape: tuple[int, ...], layout: str, at: int, grad: bool
 ) -> str | None:
-    """One expression on the whole and on rows."""
+    """Compare an expression on the whole and on rows."""
     one, two = (case(shape, layout, grad) for _ in range(2))
     cuts = view.even_sizes(shape[at])
     by = [by_rows(v, cuts, at) for v in (two.x, two.y)]
@@ -253,7 +253,7 @@ def test_batch_first():
     agreed(2, ALL, [((2, 4, 6), "plain", 0, True)])
 
 
-def test_batch_elsewhere():
+def test_batch_in_other_dimensions():
     agreed(2, ALL, [((7, 4, 6), "plain", 1, True), ((7, 4, 6), "plain", 2, True)])
 
 
@@ -263,7 +263,7 @@ def test_three_ranks():
 
 
 @pytest.mark.slow
-def test_rows_for_some_ranks_only():
+def test_ranks_without_rows():
     agreed(3, ALL, [((2, 4, 6), "plain", 0, True), ((1, 4, 6), "plain", 0, True)])
 
 
@@ -283,7 +283,7 @@ def _turned(group: Any) -> Any:
     return array.sum().item()
 
 
-def test_a_view_that_was_decided_in_inference_mode_is_one():
+def test_a_view_cached_in_inference_mode_is_a_view():
     assert run_ranks(_turned, 2) == [108.0, 108.0]
 
 

@@ -1,1 +1,1 @@
-"""The parts of `autoddp bench`: the ways to run a script, how fast they are, where time goes."""
+"""`autoddp bench`: how fast a script runs in several ways, and where the time goes."""

@@ -1,4 +1,4 @@
-"""`nn.DataParallel` for a script that does not use it: its outermost modules run on all GPUs."""
+"""Run a script as if its outermost modules were wrapped in `nn.DataParallel`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn.parallel import data_parallel
 
 
 def setup(undo: ExitStack) -> None:
-    """Replicate at each call the outermost module that is given tensors on a GPU."""
+    """Replicate the outermost module at each call on GPUs."""
     gpus = list(range(torch.accelerator.device_count()))
     plain, inside = nn.Module.__call__, False
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         first = next(module.parameters(), None)
-        known = inside or isinstance(module, nn.DataParallel) or torch.compiler.is_compiling()
-        there = first is not None and first.device.type == "cuda"
-        if known or not there or not any(isinstance(x, Tensor) for x in args):
+        skip = inside or isinstance(module, nn.DataParallel) or torch.compiler.is_compiling()
+        on_gpu = first is not None and first.device.type == "cuda"
+        if skip or not on_gpu or not any(isinstance(x, Tensor) for x in args):
             return plain(module, *args, **kwargs)
         inside = True
         try:

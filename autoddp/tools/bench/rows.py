@@ -1,4 +1,4 @@
-"""The rows of the tables: ways to run a script, and the figures of each round."""
+"""The rows of the tables: ways to run a script, with the figures of each round."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from autoddp.tools.bench import replicate
 from autoddp.tools.record.recording import PARTS, Recording
 from autoddp.tools.record.script import Change
 
-PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "plain", "DataParallel", "global view", "local view"
+PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "one process", "DataParallel", "global view", "local view"
 COMPUTING = "computing"
-WARM_UP = 5  # steps at most: decisions, the first allocations, DDP's buckets, made anew once
+WARM_UP = 5  # the most steps of a warm-up: decisions, allocations, DDP's new buckets
 FIGURES = ("steps", "samples", "batch", "seconds", "rate", "median")
 Figures = dict[str, Any]
 
 
 @dataclass
 class Row:
-    """A way to run a script, with the figures of each round, or the reason why it has none."""
+    """A way to run a script, with the figures of each round, or an error."""
 
-    label: str  # the kind of the way, or the folder of a recording
+    label: str  # such as "global view", or the folder of a recording
     options: Options
     ranks: int
     devices: int  # GPUs or ranks
     changes: tuple[Change, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     rounds: list[Figures] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # the end of its traceback
+    failed: list[str] = field(default_factory=list)  # the last lines of an error
 
     @property
     def title(self) -> str:
-        """Return the name of the way in a sentence."""
+        """Return the label and the number of ranks."""
         return f"{self.label}, {self.ranks} ranks" if self.ranks > 1 else self.label
 
-    def add(self, ran: Recording) -> None:
+    def add(self, run: Recording) -> None:
         """Compute the figures of a run of at least two steps; times are those of rank 0."""
-        mine = ran.steps[0]
+        of_rank0 = run.steps[0]
         # in the local view rank 0 sees only its share of a batch
-        ranks = ran.steps.values() if self.options.view == "local" else [mine]
+        ranks = run.steps.values() if self.options.view == "local" else [of_rank0]
         rows = [sum(step["rows"] for step in steps) for steps in zip(*ranks, strict=False)]
         if not any(rows):  # without a batch, each backward pass counts as one sample
-            rows = [step["backwards"] for step in mine]
-        warm = max(1, min(WARM_UP, len(mine) // 4))
-        measured = mine[warm:]
+            rows = [step["backwards"] for step in of_rank0]
+        warm_up = max(1, min(WARM_UP, len(of_rank0) // 4))
+        measured = of_rank0[warm_up:]
         total = sum(step["seconds"] for step in measured)
         shares = {part: sum(step[part] for step in measured) / total for part in PARTS}
-        found = {
-            "steps": len(mine),
-            "warm-up": warm,  # steps, which no time below includes
+        figures = {
+            "steps": len(of_rank0),
+            "warm-up": warm_up,  # steps that no time below includes
             "samples": sum(rows),  # of the batches of all steps
             "batch": statistics.median(rows),
-            "rate": sum(rows[warm:]) / total,  # samples a second
+            "rate": sum(rows[warm_up:]) / total,  # samples a second
             "median": statistics.median(step["seconds"] for step in measured),
             "shares": shares | {COMPUTING: 1 - sum(shares.values())},
-            "seconds": ran.seconds,  # of the whole run
+            "seconds": run.seconds,  # of the whole run
         }
-        self.rounds.append(found)
+        self.rounds.append(figures)
 
     def of(self, name: str) -> float:
         """Return the median over rounds of a figure or a share."""
@@ -77,8 +77,8 @@ class Row:
     def speed_up(self, plain: Row) -> float:
         """Return the median over rounds of the rate relative to one process in the same round."""
         pairs = zip(self.rounds, plain.rounds, strict=False)
-        found = [mine["rate"] / theirs["rate"] for mine, theirs in pairs if theirs["rate"]]
-        return statistics.median(found) if found else 0.0
+        ratios = [this["rate"] / base["rate"] for this, base in pairs if base["rate"]]
+        return statistics.median(ratios) if ratios else 0.0
 
     def data(self, plain: Row) -> dict[str, Any]:
         """Return the row for JSON."""
@@ -90,20 +90,20 @@ class Row:
         return about | {"spread": self.spread, "speed-up": self.speed_up(plain)}
 
 
-def rows_of(options: Options, given: Sequence[int], found: Devices) -> list[Row]:
+def rows_of(options: Options, nprocs: Sequence[int], found: Devices) -> list[Row]:
     """Make a row for each way to run a script, one process first.
 
-    The numbers of ranks, if none are given, are 2, 4, ... up to the number of GPUs.
+    Without `nprocs`, the numbers of ranks are 2, 4, ... up to the number of GPUs.
     """
     gpus = found.names
     # one process sees the first of several GPUs
     first = {devices.variable(found.kind, os.environ): gpus[0]} if len(gpus) > 1 else {}
-    alone = replace(options, nproc=1)
-    rows = [Row(PLAIN, alone, 1, 1, environ=first)]
+    one = replace(options, nproc=1)
+    rows = [Row(PLAIN, one, 1, 1, environ=first)]
     if len(gpus) > 1 and found.kind == "cuda":
-        rows.append(Row(DATA_PARALLEL, alone, 1, len(gpus), (replicate.setup,)))
+        rows.append(Row(DATA_PARALLEL, one, 1, len(gpus), (replicate.setup,)))
     gpu_counts = [2**k for k in range(1, max(2, len(gpus)).bit_length())]
-    for ranks in sorted({*given} - {1}) if given else gpu_counts:
+    for ranks in sorted({*nprocs} - {1}) if nprocs else gpu_counts:
         for label, view in ((GLOBAL, "global"), (LOCAL, "local")):
             rows.append(Row(label, replace(options, nproc=ranks, view=view), ranks, ranks))
     return rows

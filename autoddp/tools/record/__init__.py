@@ -1,1 +1,1 @@
-"""The recorder of a run: what each rank computed, and how long it took, step by step, in files."""
+"""The recorder of a run, which writes the numbers or the times of each step on each rank."""

@@ -1,4 +1,4 @@
-"""The numbers of each optimizer step: losses, learning rates, fingerprints, generators' states."""
+"""The numbers of each optimizer step: losses, learning rates, fingerprints, generator states."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from autoddp.report import users_line
 from autoddp.tools.record.recording import GENERATOR, GRADIENT, LOSS, PARAMETER, RATE
 from autoddp.training.loading.generators import Generators
 
-GOLDEN = 0.6180339887498949  # its multiples give signs without a pattern
-ROW = 2**20  # numbers that are summed at a time
-OURS = ("autoddp.", "torch.nn.parallel")  # modules that a user has not made
+GOLDEN = 0.6180339887498949  # its multiples, modulo 1, give pseudo-random signs
+CHUNK = 2**20  # numbers that are summed at once
+NOT_USERS = ("autoddp.", "torch.nn.parallel")  # modules that the script has not made
 Prints = dict[str, list[float]]  # by name: one number, or a fingerprint
 
 
 class Numbers:
-    """The numbers that one rank computes, an entry for each step of any optimizer.
+    """The numbers that one rank computes, with an entry for each step of any optimizer.
 
-    All ranks read every loss: reading may be an all-reduce.
+    All ranks read every loss, as reading may be an all-reduce.
     """
 
     def __init__(self) -> None:
         self.losses: list[tuple[str, Tensor]] = []
-        self.names: dict[int, list[str]] = {}  # by the id of an optimizer: of its parameters
+        self.names: dict[int, list[str]] = {}  # by id of an optimizer: the names of its parameters
 
     def setup(self, undo: ExitStack) -> None:
-        """Do nothing: only optimizers and backward passes are recorded."""
+        """Do nothing, as no other calls are recorded."""
 
     @contextmanager
     def backward(self, roots: list[Tensor]) -> Iterator[None]:
-        """Keep the roots of the backward pass inside as losses."""
-        where = users_line()
+        """Record the roots of a backward pass as losses."""
+        line = users_line()
         with torch.no_grad():
-            self.losses += [(where, root.detach()) for root in roots]
+            self.losses += [(line, root.detach()) for root in roots]
         yield
 
     def step(self, optimizer: Any) -> dict[str, Any]:
@@ -53,44 +53,44 @@ class Numbers:
             **self._read(),
             RATE: {f"of group {at}": [float(rate)] for at, rate in enumerate(rates)},
             GENERATOR: generators(),
-            GRADIENT: self._prints(optimizer, "grad"),  # which the step may have changed
+            GRADIENT: self._prints(optimizer, "grad"),  # after the step, which may change them
             PARAMETER: self._prints(optimizer, "data"),
         }
 
     def rest(self, raised: object) -> dict[str, Any]:
-        """Return the losses after the last step; none after an error, when ranks have parted."""
+        """Return the losses after the last step; none after an error, where ranks differ."""
         return {} if raised else self._read()
 
     def _read(self) -> dict[str, Any]:
-        """Return the losses since the last step, and their lines, by their numbers."""
-        found, self.losses = self.losses, []
-        lines = {str(n): line for n, (line, _) in enumerate(found, start=1)}
+        """Return the losses since the last step, and their lines, by number."""
+        losses, self.losses = self.losses, []
+        lines = {str(n): line for n, (line, _) in enumerate(losses, start=1)}
         with torch.no_grad():
             return {
                 "lines": lines,
-                LOSS: {n: [value(x)] for n, (_, x) in zip(lines, found, strict=True)},
+                LOSS: {n: [value(x)] for n, (_, x) in zip(lines, losses, strict=True)},
             }
 
     def _prints(self, optimizer: Any, name: str) -> Prints:
-        """Return the fingerprints of all parameters, or of their gradients, by their names."""
-        mine = parameters(optimizer)
-        named = self.names.get(id(optimizer), [])
-        if len(named) != len(mine):
+        """Return the fingerprints of all parameters or of their gradients, by name."""
+        tensors = parameters(optimizer)
+        labels = self.names.get(id(optimizer), [])
+        if len(labels) != len(tensors):
             known = names()
-            named = [known.get(id(x), f"parameter {at}") for at, x in enumerate(mine)]
-            self.names[id(optimizer)] = named
-        found = zip(named, (getattr(x, name) for x in mine), strict=True)
-        return {key: fingerprint(x) for key, x in found if x is not None}
+            labels = [known.get(id(x), f"parameter {at}") for at, x in enumerate(tensors)]
+            self.names[id(optimizer)] = labels
+        pairs = zip(labels, (getattr(x, name) for x in tensors), strict=True)
+        return {key: fingerprint(x) for key, x in pairs if x is not None}
 
 
 def value(root: Tensor) -> float:
-    """Read a loss as a number; a tensor of several numbers by its norm."""
+    """Return a loss as a number, and a tensor of several numbers as its norm."""
     root = real(root)
     return float(root if root.dim() == 0 else root.double().norm())
 
 
 def real(x: Tensor) -> Tensor:
-    """Return a tensor with complex numbers as pairs of real ones."""
+    """Return a complex tensor as a real one, with a last dimension of size 2."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
@@ -101,39 +101,39 @@ def parameters(optimizer: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def fingerprint(x: Tensor) -> list[float]:
-    """Reduce a tensor to its norm, its sum and its sum under fixed signs.
+    """Reduce a tensor to its norm, its sum, and its sum with fixed pseudo-random signs.
 
-    The sums change by about the norm of what changes.
+    A change of the tensor changes the sums by about the norm of the change.
     """
     x = x.detach()
     if x.layout is not torch.strided:
         x = x.coalesce().values() if x.layout is torch.sparse_coo else x.to_dense()
     flat = real(x).reshape(-1).double()
-    at = torch.arange(min(len(flat), ROW), dtype=torch.float64, device=flat.device)
+    at = torch.arange(min(len(flat), CHUNK), dtype=torch.float64, device=flat.device)
     signs = at.mul_(GOLDEN).frac_().sub_(0.5).sign_()
-    signed = sum(float(torch.dot(part, signs[: len(part)])) for part in flat.split(ROW))
+    signed = sum(float(torch.dot(part, signs[: len(part)])) for part in flat.split(CHUNK))
     return [float(torch.linalg.vector_norm(flat)), float(flat.sum()), signed]
 
 
 def generators() -> dict[str, list[float]]:
     """Return a checksum of the state of each generator of Python, numpy and torch."""
-    found = Generators()
-    states = {"random": found.python, "numpy": found.numpy}
+    current = Generators()
+    states = {"random": current.python, "numpy": current.numpy}
     devices = ("the CPU", *accelerator.devices())
     states |= {
         f"torch on {at}": x.cpu().numpy().tobytes()
-        for at, x in zip(devices, found.torch, strict=True)
+        for at, x in zip(devices, current.torch, strict=True)
     }
     return {name: [zlib.crc32(pickle.dumps(state))] for name, state in states.items()}
 
 
 def names() -> dict[int, str]:
-    """Name the parameters of all modules by their id, as in `Net.encoder.0.weight`.
+    """Return the names of the parameters of all modules by id, such as `Net.encoder.0.weight`.
 
     A name begins with the type of the outermost module.
     """
-    found = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
-    users = [module for module in found if not type(module).__module__.startswith(OURS)]
+    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
+    users = [module for module in modules if not type(module).__module__.startswith(NOT_USERS)]
     inner = {id(child) for module in users for child in module.modules() if child is not module}
     return {
         id(parameter): f"{type(module).__name__}.{name}"

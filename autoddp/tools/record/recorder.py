@@ -1,4 +1,4 @@
-"""The writer of a rank's part of a recording: a line of JSON a step, and one at the end."""
+"""Write the file of one rank: a line of JSON for each step, and one at the end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 class Recorder:
     """The recorder of one rank.
 
-    Its file is made at the first step, when every rank has checked that there is no recording yet.
+    Its file is made at the first step, after every rank has checked that there is no recording yet.
     """
 
     def __init__(self, script: RecordedScript, world: World) -> None:
         self.script, self.world = script, world
         self.process, self.thread = os.getpid(), threading.get_ident()
-        self.part = Numbers() if script.numbers else Times(world, self.here)
+        self.part = Numbers() if script.numbers else Times(world, self.on_own_thread)
         self.count, self.depth, self.began = 0, 0, perf_counter()
         self.file: int | None = None
 
-    def here(self) -> bool:
+    def on_own_thread(self) -> bool:
         """Return whether this is the rank's own thread, and no graph is being compiled."""
         own = (os.getpid(), threading.get_ident()) == (self.process, self.thread)
         return own and not torch.compiler.is_compiling()
@@ -49,8 +49,8 @@ class Recorder:
         undo.callback(register_optimizer_step_post_hook(self.end).remove)
 
     def backward(self, plain: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass, and record the losses at its root."""
-        if self.depth or not self.here():
+        """Run a backward pass, and record its roots as losses."""
+        if self.depth or not self.on_own_thread():
             return plain(tensors, *args, **kwargs)
         self.depth += 1
         try:
@@ -63,9 +63,9 @@ class Recorder:
         """Write the line of a step.
 
         Raises:
-            SystemExit: It is the last step that is recorded.
+            SystemExit: This was the last step to record.
         """
-        entry = self.part.step(optimizer) if self.here() else {}
+        entry = self.part.step(optimizer) if self.on_own_thread() else {}
         if not entry:
             return
         self.count += 1
@@ -74,7 +74,7 @@ class Recorder:
             raise SystemExit(0)
 
     def close(self, code: int, raised: BaseException | None = None) -> None:
-        """Write the line at the end, with how the script ended."""
+        """Write the last line, with the exit code and exception of the script."""
         if os.getpid() != self.process:
             return
         error = raised and traceback.format_exception_only(raised)[-1].strip()

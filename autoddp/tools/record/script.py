@@ -1,4 +1,4 @@
-"""A script that is recorded while it runs, whoever started its ranks."""
+"""A script that is recorded while it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoddp.report import PREFIX
 from autoddp.tools.record.recording import is_part
 
 Change = Callable[[ExitStack], None]
-SEED = 20250131  # of all generators
+SEED = 20250131  # for all generators
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class RecordedScript(Script):
 
     options: Options = field(default_factory=Options)
     records: str = ""  # the folder of the recording
-    numbers: bool = False  # record the numbers that are computed, not where the time goes
-    steps: int | None = None  # after which the script ends
+    numbers: bool = False  # record the numbers of steps, not their times
+    steps: int | None = None  # the number of steps after which the script ends
     changes: tuple[Change, ...] = ()  # called in each process before the script
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
@@ -41,7 +41,7 @@ class RecordedScript(Script):
         from autoddp.tools.record.recorder import Recorder
 
         world = HERE.find()
-        if self.numbers:  # for scripts that do not seed
+        if self.numbers:  # for scripts without a seed
             import torch
 
             random.seed(SEED)
@@ -59,7 +59,7 @@ class RecordedScript(Script):
 
 
 def main(path: str) -> NoReturn:
-    """Run the script that is pickled in a file as `autoddp run` does."""
+    """Run the script that is pickled in a file, like `autoddp run`."""
     script = pickle.loads(Path(path).read_bytes())
     try:
         code = launch.run(script, script.options)
@@ -78,9 +78,9 @@ def check_own(script: Script, options: Options) -> None:
     own = own_ddp.of(script, options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
         raise BadInput(
-            f"{script.name} is distributed by itself ({own.facts.line or '--own-ddp yes'}): "
-            "autoddp run is its launcher, and there is nothing of ours to verify, bench or record "
-            "(--own-ddp no changes that)"
+            f"{script.name} is distributed by itself ({own.facts.line or '--own-ddp yes'}), so "
+            "autoddp only launches it, and there is nothing to verify, bench or record; use "
+            "--own-ddp no if it should see one process"
         )
 
 
@@ -95,13 +95,13 @@ def recorded(script: Script, options: Options, where: str) -> RecordedScript:
     try:
         os.makedirs(where, exist_ok=True)
         tempfile.TemporaryFile(dir=where).close()
-        there = any(map(is_part, Path(where).iterdir()))
+        exists = any(map(is_part, Path(where).iterdir()))
     except OSError as error:
         raise BadInput(
-            f"--record is {where or 'empty'}, which cannot be written to ({error.strerror}); "
+            f"--record is {where or 'empty'}, which cannot be written ({error.strerror}); "
             "give another folder"
         ) from None
-    if there and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if exists and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         raise BadInput(
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"

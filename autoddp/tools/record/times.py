@@ -1,13 +1,13 @@
-"""Where the time of steps goes, on every rank: an entry for each step, and one at the end.
+"""Where the time of steps goes on a rank.
 
-A step reaches from the end of the optimizer step before to the end of its own, and includes all
-that the script does in between, also an evaluation. The parts of a step are wall times:
+A step lasts from the end of the previous optimizer step to the end of its own, and includes all
+that the script does in between, such as an evaluation. Its parts are wall times:
 
-* loading: inside the `next` of a DataLoader's iterator, and where the iterator is made;
-* gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and the
-  checks that ranks are equal;
-* gradients: from where a backward has all gradients of this rank to where they are averaged: the
-  communication that computing does not hide, and waiting for a slower rank;
+* loading: inside `next` of a DataLoader's iterator, and while the iterator is made;
+* gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and checks
+  that ranks agree;
+* gradients: from the time when a backward pass has all local gradients until they are averaged:
+  communication that does not overlap with computing, and waiting for slower ranks;
 * computing: the rest.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from time import perf_counter  # the clock itself: a script's own is answered by rank 0
+from time import perf_counter  # this rank's clock, imported before the script's is patched
 from typing import Any
 
 import torch
@@ -36,14 +36,14 @@ from autoddp.training.replica import Replicas
 
 
 class Times:
-    """The times of one rank; `here` returns whether a call is on the rank's own thread."""
+    """The times of one rank; `on_own_thread` returns whether a call is on the rank's thread."""
 
-    def __init__(self, world: World, here: Callable[[], bool]) -> None:
-        self.world, self.here = world, here
-        self.inside: str | None = None  # the part that is being spent; nested parts count as it
+    def __init__(self, world: World, on_own_thread: Callable[[], bool]) -> None:
+        self.world, self.on_own_thread = world, on_own_thread
+        self.inside: str | None = None  # the current part; nested parts are counted as it
         self.entered = 0.0
-        self.backwards = self.ever = 0  # in this step, in all
-        self.rows = self.trained = 0  # of the batch that is computed; of those trained on
+        self.backwards = self.all_backwards = 0  # in this step, in all steps
+        self.rows = self.trained = 0  # of the current batch; of batches after their backward pass
         self.restart()
 
     def setup(self, undo: ExitStack) -> None:
@@ -63,18 +63,18 @@ class Times:
     # ---- the parts of a step
 
     def restart(self) -> None:
-        """Begin a step, in which nothing is spent yet."""
+        """Begin a step."""
         self.began, self.spent = now(), dict.fromkeys(PARTS, 0.0)
 
     def leave(self) -> None:
-        """End the part that is being spent, if any."""
+        """End the current part, if any."""
         if self.inside is not None:
             self.spent[self.inside] += now() - self.entered
             self.inside = None
 
     @contextmanager
     def spend(self, part: str) -> Iterator[None]:
-        """Count the time inside as a part, unless it is inside of another."""
+        """Count the time inside as this part, unless it is inside of another part."""
         if self.inside is not None:
             yield
             return
@@ -97,16 +97,16 @@ class Times:
 
     def iterate(self, plain: Any, loader: Any) -> Any:
         """Make an iterator of a loader that measures each fetch."""
-        made = plain.__get__(loader, type(loader))  # it may be a wrapper of a method
-        if not self.here():
-            return made()
-        self.hook.remove()  # it costs time, and only a script without a loader needs it
+        iterator = plain.__get__(loader, type(loader))  # binds wrappers, too
+        if not self.on_own_thread():
+            return iterator()
+        self.hook.remove()  # slow, and only needed without a loader
         with self.spend(LOADING):
-            return Timed(self, made())
+            return Timed(self, iterator())
 
     def fetch(self, inner: Any) -> Any:
         """Fetch the next batch, and count its time as loading."""
-        if not self.here():
+        if not self.on_own_thread():
             return next(inner)
         with self.spend(LOADING):
             batch = next(inner)
@@ -114,16 +114,16 @@ class Times:
         return batch
 
     def call(self, module: nn.Module, args: Any) -> None:
-        """Count the rows that the outermost module takes, where no loader makes the batch."""
-        if not self.rows and torch.is_grad_enabled() and self.here():
+        """Count the rows of a module's input, if no loader makes the batch."""
+        if not self.rows and torch.is_grad_enabled() and self.on_own_thread():
             self.rows = rows_of(args)
 
     # ---- backward passes and steps
 
     @contextmanager
     def backward(self, roots: list[Tensor]) -> Iterator[None]:
-        """Count the backward inside, of the batch that was computed last."""
-        self.backwards, self.ever = self.backwards + 1, self.ever + 1
+        """Count a backward pass, of the current batch."""
+        self.backwards, self.all_backwards = self.backwards + 1, self.all_backwards + 1
         self.trained, self.rows = self.trained + self.rows, 0
         try:
             yield
@@ -131,9 +131,9 @@ class Times:
             self.leave()  # the wait for gradients
 
     def reduce(self, plain: Any, backwards: Any, run: Any, tops: list[Tensor], *more: Any) -> None:
-        """Run a backward, and count what follows this rank's own part of it as gradients.
+        """Run a backward pass, and count the time after this rank's local gradients as gradients.
 
-        Torch runs callbacks in the order in which they were queued: this one first, then DDP's,
+        Torch runs callbacks in the order in which they were queued: `wait` first, then DDP's,
         which waits for its buckets.
         """
 
@@ -149,11 +149,11 @@ class Times:
         plain(backwards, run, tops, *more)
 
     def step(self, optimizer: Any) -> dict[str, Any]:
-        """Return the entry of a step; a second optimizer after one backward has none.
+        """Return the entry of a step; empty if there was no backward pass since the last one.
 
-        Neither has a subclass whose step has called that of its parent.
+        This is the case for a second optimizer, and for a subclass that calls its parent's step.
         """
-        if self.ever and not self.backwards:
+        if self.all_backwards and not self.backwards:
             return {}
         entry: dict[str, Any] = {"rows": self.trained, "backwards": self.backwards}
         entry |= {"seconds": now() - self.began} | self.spent
@@ -162,7 +162,7 @@ class Times:
         return entry
 
     def rest(self, raised: object) -> dict[str, Any]:
-        """Return nothing: all times are those of steps."""
+        """Return nothing, as all times belong to steps."""
         return {}
 
 
@@ -185,12 +185,12 @@ def now() -> float:
 
 
 def rows_of(batch: Any) -> int:
-    """Return the length of the first tensor that has one, 0 if none has."""
+    """Return the length of the first tensor that is not 0-dimensional; 0 if there is none."""
     return next((x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0)
 
 
 def around(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Have `owner.name` call `call`, with the original as its first argument."""
+    """Replace `owner.name` by `call`, which gets the original as its first argument."""
     plain = vars(owner)[name]
 
     @functools.wraps(plain)

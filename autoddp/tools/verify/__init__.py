@@ -1,1 +1,1 @@
-"""The parts of `autoddp verify`: what runs record, how they compare, and why they differ."""
+"""`autoddp verify`: compare runs on ranks with runs of one process, and explain differences."""

@@ -1,4 +1,4 @@
-"""Changes of a run that a comparison needs: the pace of the clocks, or float64."""
+"""Changes of a run for a comparison: faster clocks, or float64."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from autoddp.patching import Feature, Installation, patch, stands_for
 from autoddp.report import library_modules
 from autoddp.tools.record.times import around
 
-PACE = 100_000  # at which no duration or rate looks like that of another run
+PACE = 100_000  # the factor, with which durations and rates differ from those of another run
 FLOAT32 = torch.float32
-# Functions whose tensors have the type of their arguments, or of what a file holds.
+# Functions that return tensors of the dtype of an argument or a file.
 MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer", "load")
 
 
-def other_pace(undo: ExitStack) -> None:
-    """Make clocks run faster, so that all that the script prints or writes of them changes.
+def faster_clocks(undo: ExitStack) -> None:
+    """Make clocks run faster, so that all texts that the script derives from them change.
 
-    At one pace, two runs of one process may take the same time, to the digits that are printed.
+    Otherwise two runs of one process might take the same time, to the digits that are printed.
     """
     undo.enter_context(Installation([FasterClocks()], libraries=library_modules))
 
 
 class FasterClocks(Feature):
-    """Clocks that run faster from the start of the run; Python waits by the monotonic ones."""
+    """A feature for faster clocks; not the monotonic ones, by which Python waits."""
 
     name: ClassVar[str] = "faster clocks"
     libraries: ClassVar[bool] = True
@@ -36,27 +36,27 @@ class FasterClocks(Feature):
     @patch(
         *("time:time", "time:time_ns", "time:perf_counter", "time:perf_counter_ns"),
         *("timeit:default_timer", "time:process_time", "time:process_time_ns"),
-        why="what is printed of a clock is another text at another pace",
+        why="texts that depend on a clock change",
         hot=True,
     )
     def read(self, original: Any) -> Any:
         """Make a clock that runs faster."""
-        began = original()
+        start = original()
 
         @stands_for(original)
         def read() -> Any:
-            return began + PACE * (original() - began)
+            return start + PACE * (original() - start)
 
         return read
 
 
 def float64(undo: ExitStack) -> None:
-    """Make float64 the default, and have `float32`, `.float()`, arrays and files give float64.
+    """Make float64 the default, and replace float32 in `.float()`, arrays and files by it.
 
-    Half precision and autocast stay what they are.
+    Half precision and autocast are not changed.
     """
     for table in ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map"):
-        # torch caches these tables of checkpoints: make them while names mean the right types
+        # torch caches these tables, which must be made before dtypes are replaced
         getattr(torch.storage, table)()
     undo.callback(torch.set_default_dtype, torch.get_default_dtype())
     torch.set_default_dtype(torch.float64)

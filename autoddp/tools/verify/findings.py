@@ -1,38 +1,38 @@
-"""The findings of a comparison of two runs: how much was compared, and what differs how far."""
+"""The findings of a comparison of two runs: counts, and differences with their sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# the aspects that are compared, besides those of a step
+# the aspects that are compared, in addition to those of a step
 STEPS, PRINT, FILE, ENDING = "steps", "print", "file", "exit code"
 
 OTHER = 1e99  # the size of a difference that is not between numbers
-SMALL = 1e-3  # the least value that a size is relative to
+SMALL = 1e-3  # sizes are relative to at least this value
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A place where two runs were compared, in words, and how far apart the values are."""
+    """Two compared values of two runs, their place in words, and how much they differ."""
 
     aspect: str
     place: str
     want: str  # of one process
     got: str
-    size: float  # relative to the larger value; `OTHER` where it is no number
+    size: float  # relative to the larger value; `OTHER` if the values are not numbers
     step: int | None = None
     line: str | None = None  # of the script
     rank: int = 0
 
     @property
     def what(self) -> str:
-        """Return the aspect, the place and a rank above 0 in words."""
+        """Return the aspect, the place, and the rank if it is not 0."""
         return f"{self.aspect} {self.place}".strip() + (f" on rank {self.rank}" * (self.rank > 0))
 
     @property
     def off(self) -> str:
-        """Return the size, an empty text if that is no number."""
+        """Return the size as text; empty if the values are not numbers."""
         return "" if self.size in (OTHER, 0.0) else f"{self.size:.1e}"
 
     def described(self) -> str:
@@ -45,7 +45,7 @@ class Difference:
 
 @dataclass
 class Count:
-    """The counts of one aspect: how many were compared and differ, and the largest difference."""
+    """The numbers of comparisons and differences of one aspect, and the largest difference."""
 
     compared: int = 0
     differ: int = 0
@@ -54,23 +54,23 @@ class Count:
 
 @dataclass
 class Findings:
-    """The results of a comparison: counts, and the differences that are not allowed."""
+    """The result of a comparison: counts, and the differences above the tolerance."""
 
     compared: dict[str, Count] = field(default_factory=dict)  # by aspect
     differences: list[Difference] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
-        """Return whether nothing differs by more than is allowed."""
+        """Return whether no difference exceeds the tolerance."""
         return not self.differences
 
     @property
     def largest(self) -> float:
-        """Return the largest difference of all numbers that were compared."""
+        """Return the largest difference of all compared numbers."""
         return max((count.worst for count in self.compared.values()), default=0.0)
 
     def take(self, found: Difference, rtol: float, named: bool = True) -> None:
-        """Count a comparison, and keep it if its size is above `rtol` and it is to be named."""
+        """Count a comparison, and keep it if its size exceeds `rtol` and `named` is set."""
         count = self.compared.setdefault(found.aspect, Count())
         count.compared += 1
         if found.size != OTHER:

@@ -1,4 +1,4 @@
-"""The content of a file, by its kind: a checkpoint, arrays, the files of an archive, or text."""
+"""Load files for a comparison: checkpoints, arrays, archives of arrays, or text."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ import torch
 
 
 def load(path: Path) -> Any:
-    """Load a file without the script, whose own classes may be pickled in it.
+    """Load a file without importing the script, whose classes may be pickled in it.
 
     Raises:
-        Exception: The file is of no known kind, or broken; an object in it may raise anything.
+        Exception: The file is broken or of an unknown kind, or an object in it raises.
     """
     try:
-        found = np.load(path, allow_pickle=False)  # of any archive, too
+        content = np.load(path, allow_pickle=False)  # opens any zip archive
     except (ValueError, EOFError):
         return path.read_text(encoding="utf-8")
-    if isinstance(found, np.ndarray):
-        return found
-    with found:
-        if any(name.endswith("/data.pkl") for name in found.files):
+    if isinstance(content, np.ndarray):
+        return content
+    with content:
+        if any(name.endswith("/data.pkl") for name in content.files):
             return load_checkpoint(path)
-        return dict(found)
+        return dict(content)
 
 
 def load_checkpoint(path: Path) -> Any:
-    """Load what `torch.save` wrote, on the CPU."""
+    """Load a checkpoint of `torch.save` on the CPU."""
     pickles: Any = types.SimpleNamespace(**vars(pickle) | {"Unpickler": Unpickler})
     return torch.load(path, map_location="cpu", pickle_module=pickles, weights_only=False)
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler that puts a placeholder where a class cannot be imported."""
+    """An unpickler that replaces classes that cannot be imported by placeholders."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Import a class or function by its name, or return the class of placeholders."""
+        """Return a class or function by its name, or the class of placeholders."""
         try:
             return super().find_class(module, name)
         except (ImportError, AttributeError):
@@ -47,7 +47,7 @@ class Unpickler(pickle.Unpickler):
 
 
 class Placeholder(dict[str, Any]):
-    """A placeholder for an object of a class of the script: all that the object holds."""
+    """A placeholder for an object of the script, with the content of the object."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(arguments=args, named=kwargs)

@@ -1,4 +1,4 @@
-"""The differences of values and arrays, each with its place and its size."""
+"""The differences of values and arrays, with their places and sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from autoddp.tools.verify.findings import FILE, OTHER, SMALL, Difference
 
-# Types that are compared by `==`. All others are compared by what they hold: their own `==` may
+# Types that are compared by `==`. All others are compared by their content, as their `==` may
 # compare identities or bits.
 LEAVES = (int, str, bytes, type, set, frozenset)
 Parts = list[tuple[str, Any]]
@@ -20,9 +20,9 @@ Found = Iterator[Difference]
 
 
 def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) -> Found:
-    """Yield where two values differ: types, order, keys, dtypes, and values to their leaves.
+    """Yield the differences of two values: types, order, keys, dtypes, and nested values.
 
-    Objects may hold each other: `seen` has the pairs that were compared already.
+    Objects may refer to each other: `seen` has the pairs that were compared already.
     """
     if type(got) is not type(want):
         yield _other(where, type(want), type(got))
@@ -30,14 +30,14 @@ def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) 
         yield from _tensors(want, got, where)
     elif isinstance(want, np.ndarray | np.generic | float):
         yield from _arrays(np.asarray(want), np.asarray(got), where)
-    elif isinstance(want, LEAVES) or (found := _held(want)) is None:
+    elif isinstance(want, LEAVES) or (parts := _content(want)) is None:
         if got != want:
             yield _other(where, repr(want), repr(got))
     else:
         seen, pair = {} if seen is None else seen, (id(want), id(got))
         if pair not in seen:
-            seen[pair] = want, got  # alive, so that ids stay theirs
-            yield from _parts(found, _held(got) or [], where, seen)
+            seen[pair] = want, got  # keeps both alive, and so their ids unique
+            yield from _parts(parts, _content(got) or [], where, seen)
 
 
 def _other(where: str, want: object, got: object) -> Difference:
@@ -45,7 +45,7 @@ def _other(where: str, want: object, got: object) -> Difference:
 
 
 def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
-    """Yield where the parts of two values differ."""
+    """Yield the differences of the parts of two values."""
     nothing = ("nothing", None)
     pairs = list(zip_longest(want, got, fillvalue=nothing))
     wrong = next(((a, b) for (a, _), (b, _) in pairs if a != b), None)
@@ -56,33 +56,33 @@ def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
         yield from unlike(a, b, where + name, seen)
 
 
-def _held(value: Any) -> Parts | None:
+def _content(value: Any) -> Parts | None:
     """Return the parts of a value by name, None if it has none."""
     if isinstance(value, Mapping):
-        named = [f"[{key!r}]" if isinstance(key, LEAVES) else "[...]" for key in value]
-        return list(zip(named, value.values(), strict=True))
+        labels = [f"[{key!r}]" if isinstance(key, LEAVES) else "[...]" for key in value]
+        return list(zip(labels, value.values(), strict=True))
     if isinstance(value, list | tuple):
         return [(f"[{i}]", item) for i, item in enumerate(value)]
     return _pickled(value)
 
 
 def _pickled(value: Any) -> Parts | None:
-    """Return the parts that pickle would write of an object, None if there are none."""
+    """Return the parts of an object that pickle would write, None if there are none."""
     try:
-        made = value.__reduce_ex__(2)
+        reduced = value.__reduce_ex__(2)
     except Exception:  # a class may raise anything
         return None
-    if isinstance(made, str):  # the name of a global
+    if isinstance(reduced, str):  # the name of a global
         return None
-    function, arguments, state, items, pairs = (*made, None, None, None)[:5]
+    function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     return [
         ("", part) for part in (function, arguments, state, list(items or ()), list(pairs or ()))
     ]
 
 
 def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
-    """Yield where two tensors differ in their attributes and values."""
-    # others have no strides
+    """Yield the differences of two tensors in attributes and values."""
+    # other tensors have no strides
     plain = want.layout == torch.strided and not want.is_nested and not want.is_meta
     a, b = (
         (x.dtype, x.device, x.requires_grad, x.layout, x.is_nested)
@@ -98,7 +98,7 @@ def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
-    """Return the values of a tensor; of a type that numpy lacks, as a wider one or as bytes."""
+    """Return the values of a tensor; as a wider type or as bytes if numpy lacks its type."""
     x = x.detach().resolve_conj().resolve_neg()
     x = x.dequantize() if x.is_quantized else x
     with suppress(TypeError, RuntimeError):  # numpy or torch lacks the type
@@ -115,7 +115,7 @@ def _arrays(want: np.ndarray, got: np.ndarray, where: str) -> Found:
         if not np.array_equal(want, got):
             yield _other(where, want, got)
     elif not np.array_equal(np.isfinite(want), np.isfinite(got)):
-        yield _other(where, "other numbers that are finite", "these")
+        yield _other(where, "finite numbers at other elements", "finite numbers at these")
     else:
         a, b = np.nan_to_num(want).ravel(), np.nan_to_num(got).ravel()
         off = abs(a.astype(complex) - b) / np.maximum(np.maximum(abs(a), abs(b)), SMALL)

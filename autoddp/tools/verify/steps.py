@@ -16,64 +16,64 @@ from autoddp.tools.record.recording import (
 )
 from autoddp.tools.verify.findings import OTHER, STEPS, Count, Difference, Findings
 
-# The relative difference that is allowed at the first step, and the most that ever is: sums in
-# another order are off by less, and a training carries that further with each step. What was
-# rounded to float32 on the way is off by more than is allowed in float64.
+# The relative tolerances at the first step, and at any step. Sums in another order differ by less,
+# and training amplifies this with each step. A value that was rounded to float32 differs by more
+# than the tolerance of float64.
 ALLOWED = {"float64": (1e-8, 1e-6), "float32": (2e-5, 1e-2)}
 HALF = (5e-2, 5e-2)  # bfloat16 and float16 keep 8 and 11 bits
-DOUBLES = 20  # steps in which what is allowed doubles
+DOUBLES = 20  # steps in which the tolerance doubles
 PARTS = (", norm", ", sum", ", signed sum")  # of a fingerprint
-NAMED = 3  # places of an aspect of a step that are named, those that differ the most
-LEAST_PART = 1e-3  # part of the norm of all tensors: what is smaller may be rounding throughout
+NAMED = 3  # the most differences of an aspect that are listed for a step
+LEAST_PART = 1e-3  # tensors below this part of the norm of all may consist of rounding errors
 
 
 def allowed(dtypes: list[str], step: int) -> float:
-    """Return how far numbers computed from parameters of these types may be off at a step."""
+    """Return the relative tolerance at a step for numbers from parameters of these types."""
     kinds = [ALLOWED.get(name, HALF) for name in dtypes if "float" in name]
     least, most = max(kinds, default=ALLOWED["float64"])
     return min(most, least * 2.0 ** min(step / DOUBLES, 99))
 
 
 def compare_runs(want: Recording, got: Recording) -> Findings:
-    """Compare all ranks of a run with one process, step by step, and the losses after them."""
+    """Compare all ranks of a run with one process: steps, and losses after the last step."""
     findings, one, count = Findings(), want.steps.get(0, []), Count()
     findings.compared[STEPS] = count
     for rank in sorted({0, *got.steps}):
-        mine = got.steps.get(rank, [])
-        for a, b in zip(one, mine, strict=False):
+        entries = got.steps.get(rank, [])
+        for a, b in zip(one, entries, strict=False):
             compare_step(findings, a, b, rank)
-        count.compared += min(len(one), len(mine))
-        if len(one) != len(mine):
-            following = max(one, mine, key=len)[min(len(one), len(mine))]
-            at, counts = (following["step"], following["line"], rank), (len(one), len(mine))
-            found = Difference(STEPS, "", str(counts[0]), str(counts[1]), OTHER, *at)
-            findings.differences.append(found)
+        count.compared += min(len(one), len(entries))
+        if len(one) != len(entries):
+            extra = max(one, entries, key=len)[min(len(one), len(entries))]
+            at, counts = (extra["step"], extra["line"], rank), (len(one), len(entries))
+            difference = Difference(STEPS, "", str(counts[0]), str(counts[1]), OTHER, *at)
+            findings.differences.append(difference)
             count.differ += 1
         ends = want.ends.get(0, {}), got.ends.get(rank, {})
         if all(LOSS in end for end in ends):
             findings.take_all(_numbers(LOSS, *ends, rank), allowed(["float32"], 0))
-    # what follows the last step has no number of a step
-    findings.differences.sort(key=lambda found: (found.step is None, found.step, found.rank))
+    # losses after the last step have no step
+    findings.differences.sort(key=lambda each: (each.step is None, each.step, each.rank))
     return findings
 
 
 def compare_step(findings: Findings, want: Entry, got: Entry, rank: int = 0) -> None:
-    """Compare the entries of a step of one process and of a rank."""
+    """Compare the entries of one step of one process and of a rank."""
     rtol = allowed(want["dtypes"], want["step"])
     for aspect in (LOSS, RATE, GENERATOR, GRADIENT, PARAMETER):
-        numbers = sorted(_numbers(aspect, want, got, rank), key=lambda found: -found.size)
-        for at, found in enumerate(numbers):
-            findings.take(found, rtol, named=at < NAMED)
+        numbers = sorted(_numbers(aspect, want, got, rank), key=lambda each: -each.size)
+        for at, difference in enumerate(numbers):
+            findings.take(difference, rtol, named=at < NAMED)
 
 
 def _numbers(aspect: str, want: Entry, got: Entry, rank: int) -> Iterator[Difference]:
-    """Yield the difference of each number, or of a fingerprint that number which differs most."""
-    theirs, ours = want[aspect], got[aspect]
-    total = math.hypot(*(x[0] for x in theirs.values() if len(x) > 1 and math.isfinite(x[0])))
+    """Yield the difference of each number; of a fingerprint, the largest one."""
+    of_one, of_rank = want[aspect], got[aspect]
+    total = math.hypot(*(x[0] for x in of_one.values() if len(x) > 1 and math.isfinite(x[0])))
     lines = want["lines"] if aspect == LOSS else {}
-    for name in theirs | ours:
+    for name in of_one | of_rank:
         at = want.get("step"), lines.get(name, want.get("line")), rank
-        a, b = theirs.get(name), ours.get(name)
+        a, b = of_one.get(name), of_rank.get(name)
         if a is None or b is None:
             x, y = ("nothing" if x is None else f"{x[0]:.10g}" for x in (a, b))
             yield Difference(aspect, name, x, y, OTHER, *at)

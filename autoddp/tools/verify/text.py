@@ -1,4 +1,4 @@
-"""Compare texts line by line: numbers may be off by rounding, all else must be equal."""
+"""Compare texts line by line: numbers may differ by rounding, all else must be equal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autoddp.tools.verify.findings import OTHER, SMALL, Difference
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
 PADDED = re.compile(rf"\s*{NUMBER.pattern}\s*")  # arrays are printed with aligned columns
 WORD = re.compile(r"[^\s,;=|<>()\[\]{}\"']+|\S")  # a time or a rate is one word: 00:03, 1.2s/it
-MOVES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n\b])")  # of a cursor; colours move nothing
-SHOWN, BEFORE = 60, 20  # characters of a line that are shown, and those of them that are equal
-COARSE = 1e-2  # part of a number that a unit of its last digit is at most, to pass as rounding
+MOVES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n\b])")  # moves of a cursor, and colours
+SHOWN, BEFORE = 60, 20  # characters shown of a line, and how many of them before a difference
+COARSE = 1e-2  # a unit of the last digit counts as rounding up to this part of the number
 Lines = Sequence[str]
 
 
@@ -26,17 +26,17 @@ def compare_lines(
     last_digit: bool = True,
     known: Sequence[Lines] = (),
 ) -> Iterator[Difference]:
-    """Yield a difference for each line of two texts, and one where a text ends before the other.
+    """Yield a difference for each line of two texts, and one if they have different lengths.
 
-    With `last_digit` the last digit of a number may be rounded the other way, and its padding may
-    differ. `known` are the lines of two runs of one process: what they do not repeat is left out.
+    With `last_digit`, the last digit of a number and its padding may differ. `known` are the lines
+    of two runs of one process; words that differ between them are skipped.
     """
     want, got = texts
     pairs = chain(zip_longest(*known, fillvalue=""), repeat(("", "")))
     for at, (a, b, pair) in enumerate(zip(want, got, pairs, strict=False), start=1):
         size = 0.0 if a == b else line_off(a, b, rtol, last_digit, pair)
-        equal = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
-        x, y = (repr(line[max(0, equal - BEFORE) :][:SHOWN]) for line in (a, b))
+        first = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
+        x, y = (repr(line[max(0, first - BEFORE) :][:SHOWN]) for line in (a, b))
         yield Difference(aspect, f"{name} line {at}", x, y, size)
     if len(want) != len(got) and len({len(lines) for lines in known}) < 2:
         at = min(len(want), len(got))
@@ -47,24 +47,24 @@ def compare_lines(
 def line_off(
     want: str, got: str, rtol: float, last_digit: bool = True, known: Lines = ("", "")
 ) -> float:
-    """Return how far the numbers of a line are off, `OTHER` if it is another line.
+    """Return the relative difference of the numbers in two lines, `OTHER` if the text differs.
 
-    Words that differ between the `known` lines of two runs of one process are left out: readings
-    of clocks, rates and process numbers.
+    Words that differ between the `known` lines of two runs of one process are skipped, such as
+    times, rates and process ids.
     """
     if word_off(known[0], known[1], rtol) <= rtol:
         return word_off(want, got, rtol, last_digit)
-    words, ours, *models = (WORD.findall(line) for line in (want, got, *known))
-    if {len(words)} != {len(model) for model in models}:  # nothing says which words are repeated
+    wanted, words, *models = (WORD.findall(line) for line in (want, got, *known))
+    if {len(wanted)} != {len(model) for model in models}:  # it is unknown which words change
         return 0.0
-    if len(words) != len(ours):
+    if len(wanted) != len(words):
         return OTHER
-    kept = ((a, b) for a, b, x, y in zip(words, ours, *models, strict=True) if x == y)
-    return max((word_off(a, b, rtol, last_digit) for a, b in kept), default=0.0)
+    pairs = ((a, b) for a, b, x, y in zip(wanted, words, *models, strict=True) if x == y)
+    return max((word_off(a, b, rtol, last_digit) for a, b in pairs), default=0.0)
 
 
 def word_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float:
-    """Return how far the numbers in two texts are off, `OTHER` if there is anything else."""
+    """Return the relative difference of the numbers in two texts, `OTHER` if all else differs."""
     form = PADDED if last_digit else NUMBER
     if form.sub("#", want) != form.sub("#", got):
         return OTHER
@@ -73,9 +73,9 @@ def word_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float
 
 
 def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
-    """Return how far two numbers are off, relative to the larger one.
+    """Return the difference of two numbers, relative to the larger one.
 
-    Two whole numbers that differ are never within `rtol`.
+    The difference of two whole numbers that are not equal always exceeds `rtol`.
     """
     a, b = float(want), float(got)
     if want == got or (a != a and b != b):
@@ -92,7 +92,7 @@ def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
 
 
 def shown(text: str) -> list[str]:
-    """Return the lines that a terminal shows in the end: of a progress bar, its last state."""
+    """Return the lines that a terminal finally shows: of a progress bar, the last state."""
     lines, row, column, at = [""], 0, 0, 0
     for move in chain(MOVES.finditer(text), [None]):
         piece = text[at : move.start() if move else None]

@@ -21,7 +21,7 @@ def listed(x: Any) -> list[Any]:
 def roots(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return the roots and gradients from which this rank starts a backward pass.
 
-    For a sharded or partial root these are its local tensor and N times the gradient, for N ranks.
+    For a sharded or partial root these are its local tensor and the gradient times N, on N ranks.
     """
     outs, seeds = listed(tensors), listed(grads)
     seeds += [None] * (len(outs) - len(seeds))
@@ -38,7 +38,7 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
     if is_sharded(out):
         times = out.sizes.view.group.size
         if seed is None:
-            return out.local, None  # torch refuses it, as it is no scalar
+            return out.local, None  # torch raises its error: not a scalar
         local = local_operand(seed, out.sizes, out.shard_dim, out.dim())
         if local is MISALIGNED:
             raise RuntimeError(
@@ -50,7 +50,7 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
 
 @uncached_rule("backward")
 def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `loss.backward()`, without reducing the loss."""
+    """Compute `loss.backward()` without reducing the loss."""
     names = ("gradient", "retain_graph", "create_graph", "inputs")
-    given = dict(zip(names, args[1:], strict=False)) | kwargs
-    torch.autograd.backward(args[0], given.pop("gradient", None), **given)
+    options = dict(zip(names, args[1:], strict=False)) | kwargs
+    torch.autograd.backward(args[0], options.pop("gradient", None), **options)

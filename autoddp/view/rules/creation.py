@@ -41,18 +41,18 @@ CHANNELS |= {"feature_alpha_dropout": None, "feature_dropout": None}
 
 @rule("dropout", "alpha_dropout", *CHANNELS)
 def dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Draw the mask of the whole batch; without training return the input."""
-    given = arguments(func, args, kwargs)
-    me, name = given.get("input"), func.__name__
+    """Draw the mask of the whole batch; return the input outside of training."""
+    bound = arguments(func, args, kwargs)
+    me, name = bound.get("input"), func.__name__
     if not is_sharded(me):
         return NotImplemented
-    writes = bool(given.get("inplace"))
-    if not given.get("training", given.get("train")) or not given["p"]:
+    writes = bool(bound.get("inplace"))
+    if not bound.get("training", bound.get("train")) or not bound["p"]:
         return LocalCall(args, kwargs, me.placement, aliases=True, in_place=writes)
     if name in CHANNELS and (me.dim() < 2 or me.shard_dim > 1):
         return NotImplemented  # the mask is not sharded
     if CHANNELS.get(name) not in (None, me.dim()):
-        return NotImplemented  # an input without a batch
+        return NotImplemented  # an input without a batch dimension
     return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
 
 

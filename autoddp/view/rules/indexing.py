@@ -1,4 +1,4 @@
-"""Reading and writing by an index that leaves the shard dimension alone."""
+"""Reading and writing by an index that takes all rows of the shard dimension."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LocalIndex = tuple[tuple[Any, ...], int, int]
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Read by an index that takes all rows: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
-    tensors = _holds_tensors(index)  # values count, so that no decision is cached
-    found = _local_index(me, index) if is_sharded(me) else None
-    if found is None:
+    tensors = _holds_tensors(index)  # the result depends on their values: nothing is cached
+    local_index = _local_index(me, index) if is_sharded(me) else None
+    if local_index is None:
         return GATHER_ONCE if tensors else NotImplemented
-    items, dim, _ = found
+    items, dim, _ = local_index
     if tensors:
         return ShardedTensor(me.local[items], me.sizes, dim)
     return LocalCall((me, Const(items)), {}, (dim, me.sizes), aliases=True)
@@ -38,10 +38,10 @@ def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Write a number, or a tensor with the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
     tensors = _holds_tensors(index)
-    found = _local_index(me, index) if is_sharded(me) else None
-    if found is None or isinstance(value, Partial):
+    local_index = _local_index(me, index) if is_sharded(me) else None
+    if local_index is None or isinstance(value, Partial):
         return GATHER_ONCE if tensors else NotImplemented
-    items, dim, ndim = found
+    items, dim, ndim = local_index
     if isinstance(value, Tensor):
         value = aligned(value, me.sizes, dim, ndim) if value.dim() <= ndim else MISALIGNED
     if value is MISALIGNED or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
@@ -61,24 +61,24 @@ def _local_index(me: ShardedTensor, index: Any) -> LocalIndex | None:
 
     The item of the shard dimension is `:`, or `arange(B)` with other indices for each row.
     """
-    found = _expanded(me, index)
-    if found is None:
+    expanded = _expanded(me, index)
+    if expanded is None:
         return None
-    items, place = found
+    items, position = expanded
     tensors = [x for x in items if isinstance(x, Tensor)]
-    if is_sharded(items[place]) or any(x.dtype not in INDICES for x in tensors):
+    if is_sharded(items[position]) or any(x.dtype not in INDICES for x in tensors):
         return None
     ndim = max((x.dim() if x.dtype is not torch.bool else 1 for x in tensors), default=0)
     dim = None
-    if isinstance(items[place], Tensor):
-        dim = _arange_dim(items[place], me, ndim)
+    if isinstance(items[position], Tensor):
+        dim = _arange_dim(items[position], me, ndim)
         if dim is None or any(x.dtype is torch.bool for x in tensors):
             return None
-    elif items[place] != slice(None) or any(map(is_sharded, tensors)):
+    elif items[position] != slice(None) or any(map(is_sharded, tensors)):
         return None
     local, marks = [], []
     for item in items:
-        local_item = _local_item(item, me, dim, ndim, rows=item is items[place])
+        local_item = _local_item(item, me, dim, ndim, rows=item is items[position])
         if local_item is None:
             return None
         local.append(local_item[0])
@@ -89,12 +89,12 @@ def _local_index(me: ShardedTensor, index: Any) -> LocalIndex | None:
     try:
         shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
     except IndexError:
-        return None  # raised again on the whole
+        return None  # the gathered tensor raises the error
     return (tuple(local), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
 
 
 def _expanded(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
-    """Return the index with a slice for each omitted dimension, and the item of the rows."""
+    """Return the index with a slice for each omitted dimension, and the rows' position."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) or isinstance(i, Tensor)
                for i in items):  # fmt: skip
@@ -109,10 +109,10 @@ def _expanded(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
         return None
     at = ellipses[0] if ellipses else len(items)
     items[at : at + 1] = [slice(None)] * (me.dim() - sum(consumed))
-    seen = 0
+    count = 0
     for k, item in enumerate(items):
-        seen += _consumed(item)
-        if seen > me.shard_dim:
+        count += _consumed(item)
+        if count > me.shard_dim:
             items[k] = _simplified(item, me.shape[me.shard_dim])
             return items, k
     return None
@@ -133,7 +133,7 @@ def _consumed(item: Any) -> int:
 
 
 def _arange_dim(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
-    """Return which of `ndim` broadcast dimensions `x` numbers, if it is `arange(B)`; else None."""
+    """Return the dimension, of `ndim`, along which `x` is `arange(B)`; None if it is not."""
     total = me.sizes.total
     if type(x) is not Tensor or x.numel() != total or total < 2 or max(x.shape) != total:
         return None
@@ -154,11 +154,11 @@ def _local_item(
         return item, [torch.zeros(1, dtype=torch.int64, device="meta").expand(7)] * item.dim()
     shape = list(item.shape)
     if dim is not None:
-        behind = ndim - dim
+        from_end = ndim - dim
         item = local_operand(item, me.sizes, dim, ndim)
         if item is MISALIGNED:
             return None
-        if len(shape) >= behind and shape[-behind] == me.sizes.total:
-            shape[-behind] = MARK
+        if len(shape) >= from_end and shape[-from_end] == me.sizes.total:
+            shape[-from_end] = MARK
         item = item - me.sizes.offset if rows else item
     return item, [torch.zeros(1, dtype=torch.int64, device="meta").expand(shape)]

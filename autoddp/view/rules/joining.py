@@ -1,7 +1,7 @@
-"""Concatenation and stacking, and batches in blocks, as two views of each image make them.
+"""Concatenation and stacking; concatenated batches, such as two views of each image, form blocks.
 
-Batches that are concatenated become blocks of one batch, of each of which a rank holds its rows. A
-model runs on all of them, and its output is split into blocks again, without communication.
+A rank holds its rows of each block. A model runs on all blocks, and its output is split into them
+again, without communication.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     Along the shard dimension all must be sharded.
     """
-    given = arguments(func, args, kwargs)
-    tensors, name = given.get("tensors"), func.__name__
-    if not isinstance(tensors, (tuple, list)) or given.get("out") is not None:
+    bound = arguments(func, args, kwargs)
+    tensors, name = bound.get("tensors"), func.__name__
+    if not isinstance(tensors, (tuple, list)) or bound.get("out") is not None:
         return NotImplemented
     first = next((x for x in tensors if is_sharded(x)), None)
     if first is None or not all(isinstance(x, Tensor) for x in tensors):
         return NotImplemented
     new = name == "stack"
-    dim = {"hstack": 1, "vstack": 0}.get(name, given.get("dim"))
-    along = dim_of(dim, first.dim() + new)
-    if along is None or ("dim" not in given and first.dim() < 2):
+    given_dim = {"hstack": 1, "vstack": 0}.get(name, bound.get("dim"))
+    dim = dim_of(given_dim, first.dim() + new)
+    if dim is None or ("dim" not in bound and first.dim() < 2):
         return NotImplemented
-    if not new and along == first.shard_dim:
+    if not new and dim == first.shard_dim:
         return _join_rows(args, kwargs, tensors, first)
     # `cat` ignores tensors of shape (0,)
     items = [x if x.shape == (0,) and not new else row_operand(x, first) for x in tensors]
     if any(x is MISALIGNED for x in items):
         return NotImplemented
-    at = first.shard_dim + (new and along <= first.shard_dim)
-    args, kwargs = with_arguments(given, args, kwargs, {"tensors": type(tensors)(items)})
+    at = first.shard_dim + (new and dim <= first.shard_dim)
+    args, kwargs = with_arguments(bound, args, kwargs, {"tensors": type(tensors)(items)})
     return LocalCall(args, kwargs, (at, first.sizes))
 
 
@@ -62,10 +62,10 @@ def _join_rows(args: Any, kwargs: dict[str, Any], tensors: Any, first: ShardedTe
 
 def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]) -> Any:
     """Split a batch between its blocks, by `chunk` or `split`."""
-    given = arguments(func, args, kwargs)
-    if func.__name__ not in ("chunk", "split") or len(given) != 3:
+    bound = arguments(func, args, kwargs)
+    if func.__name__ not in ("chunk", "split") or len(bound) != 3:
         return NotImplemented
-    _, sections, dim = given.values()
+    _, sections, dim = bound.values()
     total = me.sizes.total
     if dim_of(dim, me.dim()) != me.shard_dim:
         return NotImplemented
@@ -77,20 +77,20 @@ def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]
         return NotImplemented
     if any(type(n) is not int or n < 1 or n % each for n in sections):
         return NotImplemented
-    here = me.sizes.local // me.sizes.blocks
-    parts = me.local.split([n // each * here for n in sections], me.shard_dim)
-    views = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in sections]
-    return tuple(alias_of(me, part, None, c) for part, c in zip(parts, views, strict=True))
+    rows = me.sizes.local // me.sizes.blocks
+    parts = me.local.split([n // each * rows for n in sections], me.shard_dim)
+    splits = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in sections]
+    return tuple(alias_of(me, part, None, c) for part, c in zip(parts, splits, strict=True))
 
 
 @rule("repeat_interleave")
 def repeat_interleave(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Repeat the elements of each row, or all rows equally often."""
-    given = arguments(func, args, kwargs)
-    me, times = given.get("input"), given.get("repeats")
+    """Repeat the elements of each row, or repeat all rows equally often."""
+    bound = arguments(func, args, kwargs)
+    me, times = bound.get("input"), bound.get("repeats")
     if not is_sharded(me) or type(times) is not int or times < 1:
         return NotImplemented
-    if dim_of(given.get("dim"), me.dim()) != me.shard_dim:
+    if dim_of(bound.get("dim"), me.dim()) != me.shard_dim:
         return rowwise(named_dims, False, func, args, kwargs)
     if me.sizes.blocks > 1:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Matrix products: rows by weights, and batches of matrices by batches of equal sizes."""
+"""Matrix products of rows and weights, and of batches of matrices of equal sizes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     lead, other = args if is_sharded(args[0]) else args[::-1]
     dim, sizes = lead.placement
-    behind = lead.dim() - dim
-    if behind > 2 and other.dim() > 2:
+    from_end = lead.dim() - dim
+    if from_end > 2 and other.dim() > 2:
         # the shard dimension is before the matrices; broadcasting aligns it from the end
         ndim = max(lead.dim(), other.dim())
-        found = aligned(other, sizes, ndim - behind, ndim)
-        if found is MISALIGNED:
+        operand = aligned(other, sizes, ndim - from_end, ndim)
+        if operand is MISALIGNED:
             return NotImplemented
-        local = tuple(found if x is other else x for x in args)
-        return LocalCall(local, {}, (ndim - behind, sizes))
+        local = tuple(operand if x is other else x for x in args)
+        return LocalCall(local, {}, (ndim - from_end, sizes))
     if is_sharded(other) or other.dim() > 2:
         return NotImplemented
-    if behind > 2 or (lead is args[0] and behind == 2):
+    if from_end > 2 or (lead is args[0] and from_end == 2):
         return LocalCall(args, kwargs, lead.placement)  # matrices, or rows, by weights
     if lead is args[1] and lead.dim() == 2 and dim == 1:
         return LocalCall(args, kwargs, (other.dim() - 1, sizes))  # weights by columns
@@ -59,26 +59,26 @@ def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("einsum")
 def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `einsum` if all sharded operands have the batch under one letter of the result.
+    """Compute `einsum` if one letter of the result is the batch of all sharded operands.
 
-    A replicated operand with that letter takes part with this rank's rows.
+    Of a replicated operand with that letter, this rank's rows are used.
     """
     if len(args) < 2 or kwargs or type(args[0]) is not str:
         return NotImplemented
     listed = len(args) == 2 and isinstance(args[1], (tuple, list))
     operands = list(args[1]) if listed else list(args[1:])
     lead = next((k for k, x in enumerate(operands) if is_sharded(x)), None)
-    found = _subscripts(args[0], operands)
-    if lead is None or found is None:
+    subscripts = _subscripts(args[0], operands)
+    if lead is None or subscripts is None:
         return NotImplemented
-    names, result = found
+    names, result = subscripts
     me = operands[lead]
     letter = names[lead][me.shard_dim]
     local = [_with_letter(x, n, letter, me) for x, n in zip(operands, names, strict=True)]
     if any(x is MISALIGNED for x in local) or result.count(letter) != 1:
         return NotImplemented
-    given = (type(args[1])(local),) if listed else tuple(local)
-    return LocalCall((args[0], *given), kwargs, (result.index(letter), me.sizes))
+    new = (type(args[1])(local),) if listed else tuple(local)
+    return LocalCall((args[0], *new), kwargs, (result.index(letter), me.sizes))
 
 
 def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | None:
@@ -90,12 +90,12 @@ def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | N
     if not arrow:
         once = (c for c in sorted({*left} - {*",."}) if left.count(c) == 1)
         result = "".join(["..." * ("..." in left), *once])
-    spread = [x.dim() - len(t.replace("...", "")) for t, x in zip(terms, operands, strict=True)]
-    dots = "".join(sorted({*ascii_letters} - {*equation}))[: max(spread)]
+    extra = [x.dim() - len(t.replace("...", "")) for t, x in zip(terms, operands, strict=True)]
+    spare = "".join(sorted({*ascii_letters} - {*equation}))[: max(extra)]
     names = [
-        t.replace("...", dots[len(dots) - max(n, 0) :]) for t, n in zip(terms, spread, strict=True)
+        t.replace("...", spare[len(spare) - max(n, 0) :]) for t, n in zip(terms, extra, strict=True)
     ]
-    return names, result.replace("...", dots)
+    return names, result.replace("...", spare)
 
 
 def _with_letter(x: Any, names: str, letter: str, me: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Attributes and metadata of the whole batch; its gradient, hooks and `.data`."""
+"""Attributes and metadata of the whole batch, its gradient, hooks and `.data`."""
 
 from __future__ import annotations
 
@@ -39,19 +39,17 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def is_pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether the batch's memory is pinned or shared.
 
-    The local rows decide, and any whole that the script may have pinned or shared.
+    This is so if the local rows are, or a gathered copy that the script may have pinned or shared.
     """
     me, *rest = args
-    return (
-        any(func(x, *rest, **kwargs) for x in _memory_holders(me))
-        if is_sharded(me)
-        else NotImplemented
-    )
+    if not is_sharded(me):
+        return NotImplemented
+    return any(func(x, *rest, **kwargs) for x in _memory_holders(me))
 
 
 @uncached_rule("record_stream")
 def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Record a stream that reads the batch, for each of its tensors."""
+    """Record a stream that reads the batch, on the local rows and on gathered copies."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
@@ -68,7 +66,7 @@ def _memory_holders(me: Any) -> list[Tensor]:
 
 @attribute_rule("grad_fn", "is_leaf")
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return `grad_fn` or `is_leaf` of the local tensor, under the node name of one process."""
+    """Return `grad_fn` or `is_leaf` of the local tensor, with the node name of one process."""
     me = args[0]
     if isinstance(me, Partial) and not me.unread:
         return func(me.full(), *args[1:])
@@ -106,7 +104,7 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("requires_grad_")
 def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Set whether an input needs a gradient; its local rows are a leaf of this rank alone."""
+    """Set whether an input needs a gradient; its local rows are a leaf on this rank."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
@@ -121,7 +119,7 @@ def _set_requires_grad(me: ShardedTensor, yes: bool) -> None:
     if fresh and not hasattr(local, "_autoddp_rows"):  # a hook outlives requires_grad_(False)
         view = me.sizes.view
         local._autoddp_rows = True  # type: ignore[attr-defined]  # excludes it from averaging
-        # the script reads .grad at true scale
+        # so that the script reads .grad at true scale
         local.register_hook(lambda g: g / view.group.size)
 
 
@@ -162,8 +160,8 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Read or set the gradient of the batch, sharded and at true scale."""
     me = args[0]
     if isinstance(me, Partial):
-        kept = getattr(me.local, "_autoddp_grad", None)
-        return NotImplemented if kept is None or len(args) > 1 else kept
+        retained = getattr(me.local, "_autoddp_grad", None)
+        return NotImplemented if retained is None or len(args) > 1 else retained
     if not isinstance(me, ShardedTensor):
         return NotImplemented
     if len(args) > 1:
@@ -173,10 +171,10 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         else:
             me.local._autoddp_grad = local  # type: ignore[attr-defined]
         return None
-    found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
-    if found is None and not me.local.is_leaf:
+    local = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
+    if local is None and not me.local.is_leaf:
         _ = me.local.grad  # torch warns
-    return None if found is None else ShardedTensor(found, me.sizes, me.shard_dim)
+    return None if local is None else ShardedTensor(local, me.sizes, me.shard_dim)
 
 
 @attribute_rule("data")
@@ -218,7 +216,7 @@ def _local_value(me: ShardedTensor, value: Any) -> Tensor:
 
 @uncached_rule("register_hook")
 def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Register a hook, which gets the gradient sharded and at true scale."""
+    """Register a hook that receives the gradient sharded and at true scale."""
     me, hook = args
     if not is_sharded(me):
         return _register_on_sum(me, hook) if _has_graph(me) else NotImplemented
@@ -252,7 +250,7 @@ def _has_graph(me: Any) -> bool:
 
 
 def _wrapped_gradient(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
-    """Return a sharded gradient; all hooks of a tensor get one object, which they may mark."""
+    """Return a sharded gradient; all hooks of a tensor receive one object, as in one process."""
     wrapped: ShardedTensor | None = getattr(g, "_autoddp_shown", None)
     if wrapped is None or wrapped.sizes is not sizes or wrapped.shard_dim != at:
         wrapped = ShardedTensor(g if scale == 1 else g / scale, sizes, at)

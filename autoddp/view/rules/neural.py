@@ -20,21 +20,21 @@ from autoddp.view.table import rule, uncached_rule
 @rule("scaled_dot_product_attention")
 def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute attention of each row; the dropout mask is drawn for the whole batch."""
-    given = arguments(func, args, kwargs)
-    inputs: dict[str, Any] = {name: given.get(name) for name in ("query", "key", "value")}
+    bound = arguments(func, args, kwargs)
+    inputs: dict[str, Any] = {name: bound.get(name) for name in ("query", "key", "value")}
     lead = next(filter(is_sharded, inputs.values()), None)
-    if lead is None or lead.shard_dim >= lead.dim() - (3 if given["enable_gqa"] else 2):
+    if lead is None or lead.shard_dim >= lead.dim() - (3 if bound["enable_gqa"] else 2):
         return NotImplemented
     local = {name: row_operand(x, lead) for name, x in inputs.items()}
-    mask = given["attn_mask"]
+    mask = bound["attn_mask"]
     if mask is not None:
         fits = mask.dim() <= lead.dim()
         dim, sizes = lead.placement
         local["attn_mask"] = aligned(mask, sizes, dim, lead.dim()) if fits else MISALIGNED
     if any(x is MISALIGNED for x in local.values()):
         return NotImplemented
-    args, kwargs = with_arguments(given, args, kwargs, local)
-    if given["dropout_p"]:
+    args, kwargs = with_arguments(bound, args, kwargs, local)
+    if bound["dropout_p"]:
         return DrawingCall(args, kwargs, lead.placement, drawn=lead.placement)
     return LocalCall(args, kwargs, lead.placement)
 
@@ -43,13 +43,13 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def composite(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the Python body of a composite function, whose parts have rules."""
     checks = ("has_torch_function", "has_torch_function_unary")
-    before = [getattr(F, name) for name in checks]
+    originals = [getattr(F, name) for name in checks]
     for name in checks:
-        setattr(F, name, lambda given: False)
+        setattr(F, name, lambda values: False)
     try:
         return func(*args, **kwargs)
     finally:
-        for name, function in zip(checks, before, strict=True):
+        for name, function in zip(checks, originals, strict=True):
             setattr(F, name, function)
 
 
@@ -57,39 +57,39 @@ def composite(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Normalize by statistics over all ranks, or by given ones.
 
-    The former is computed here at each call, and is never cached as a decision.
+    Statistics over all ranks are computed at each call; no decision is cached.
     """
-    given = arguments(func, args, kwargs)
-    me = given.pop("input", None)
+    bound = arguments(func, args, kwargs)
+    me = bound.pop("input", None)
     if (
         func is not F.batch_norm
         or not is_sharded(me)
         or me.shard_dim != 0
-        or any_sharded(given.values())
+        or any_sharded(bound.values())
     ):
         return NotImplemented
     view = me.sizes.view
-    if not given["training"] and me.sizes.smallest > 1:
+    if not bound["training"] and me.sizes.smallest > 1:
         return LocalCall(args, kwargs, me.placement)
-    if not given["training"] or not view.batch_statistics:
-        out = func(me.local, **given)
+    if not bound["training"] or not view.batch_statistics:
+        out = func(me.local, **bound)
         return ShardedTensor(keep_layout(me.local, out), me.sizes)
     if me.numel() == me.shape[1]:  # torch raises for a single value per channel
         func(torch.empty(me.shape, device="meta"), None, None, training=True)
-    running = (given["running_mean"], given["running_var"], given["momentum"])
-    over = (given["weight"], given["bias"], running, given["eps"], view.group)
-    return ShardedTensor(Normalize.apply(me.local, *over), me.sizes)
+    running = (bound["running_mean"], bound["running_var"], bound["momentum"])
+    options = (bound["weight"], bound["bias"], running, bound["eps"], view.group)
+    return ShardedTensor(Normalize.apply(me.local, *options), me.sizes)
 
 
 @rule("instance_norm")
 def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize each row by itself; with running statistics, which mix rows, gather."""
-    given = arguments(func, args, kwargs)
-    me = given.pop("input", None)
+    """Normalize each row by itself; gather to update running statistics, which mix rows."""
+    bound = arguments(func, args, kwargs)
+    me = bound.pop("input", None)
     if func is not F.instance_norm or not is_sharded(me) or me.shard_dim != 0:
         return NotImplemented
-    follows = given["running_mean"] is not None and given["use_input_stats"]
-    if any_sharded(given.values()) or follows:
+    updates = bound["running_mean"] is not None and bound["use_input_stats"]
+    if any_sharded(bound.values()) or updates:
         return NotImplemented
     return LocalCall(args, kwargs, me.placement)
 
@@ -109,14 +109,14 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     local = [aligned(h, me.sizes, 1, 3) for h in states]
     if any(x is MISALIGNED for x in local):
         return NotImplemented
-    given = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
+    new_args = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
     out = [me.placement, *[(1, me.sizes)] * len(states)]
     if not (dropout and train and layers > 1):
-        return LocalCall(given, kwargs, out)
+        return LocalCall(new_args, kwargs, out)
     if me.device.type != "cpu":
         return NotImplemented
     # between layers the first dimension is time
-    return DrawingCall(given, kwargs, out, drawn=(1, me.sizes))
+    return DrawingCall(new_args, kwargs, out, drawn=(1, me.sizes))
 
 
 @rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
@@ -132,5 +132,5 @@ def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, *local = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
     if any(x is MISALIGNED for x in (me, *local)):
         return NotImplemented
-    given = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
-    return LocalCall(given, kwargs, lead.placement)
+    new_args = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
+    return LocalCall(new_args, kwargs, lead.placement)

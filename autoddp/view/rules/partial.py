@@ -72,9 +72,9 @@ def _sum(x: Any, y: Any, sign: int) -> Any:
 
 
 def _term(x: Any, lead: Partial) -> Any:
-    """Return this rank's share of a term, None if it is no number.
+    """Return this rank's share of a term, None if it is not a number.
 
-    Floats, and ints added to floats, are divided by the number of ranks; rank 0 has all other ints.
+    Floats, and ints added to floats, are divided by the number of ranks; rank 0 adds other ints.
     """
     if unread(x):
         return x.local
@@ -89,7 +89,7 @@ def _term(x: Any, lead: Partial) -> Any:
 
 
 def _wrapped(lead: Partial, other: Any, local: Tensor) -> Any:
-    """Wrap `local` in a `Partial` of the dtype that plain tensors give."""
+    """Wrap `local` in a `Partial` whose dtype is that of plain tensors."""
     sums = [lead, other] if type(other) is Partial else [lead]
     if all(x.declared == x.local.dtype for x in sums):
         return Partial(local, lead.owner)

@@ -38,8 +38,8 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     # functions with inplace=True return the memory of their input
     aliases = any(x is True for x in leaves)
-    given, named = local
-    return LocalCall(given, named, (dim, lead.sizes), aliases, in_place=writes)
+    local_args, local_kwargs = local
+    return LocalCall(local_args, local_kwargs, (dim, lead.sizes), aliases, in_place=writes)
 
 
 @rule("where")

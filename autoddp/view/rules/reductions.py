@@ -25,19 +25,19 @@ def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me = args[0]
     if is_sharded(me) and not args[1:] and not kwargs:
         return over_everything(func.__name__, me)
-    given = arguments(func, args, kwargs)
-    if isinstance(given.get("other"), Tensor):
+    bound = arguments(func, args, kwargs)
+    if isinstance(bound.get("other"), Tensor):
         return pointwise(func, args, kwargs)  # torch.max(x, y)
-    if not is_sharded(me) or given.get("out") is not None:
+    if not is_sharded(me) or bound.get("out") is not None:
         return NotImplemented
-    dims = dims_of(given.get("dim"), me.dim())
+    dims = dims_of(bound.get("dim"), me.dim())
     if dims is not None and me.shard_dim in dims:
-        return over_batch(func.__name__, me, dims, given)
+        return over_batch(func.__name__, me, dims, bound)
     return rows.rowwise(rows.named_dims, True, func, args, kwargs)
 
 
 def over_everything(name: str, me: ShardedTensor) -> Any:
-    """Reduce to a number: a sum or mean stays partial until it is read."""
+    """Reduce to a number; a sum or mean stays partial until it is read."""
     local = me.local
     view = me.sizes.view
     if name in ("sum", "mean"):
@@ -50,18 +50,18 @@ def over_everything(name: str, me: ShardedTensor) -> Any:
         dtype = local.dtype if low else total.dtype
         if name == "sum":
             return Partial(total, view, dtype)
-        known = view.pending.add(total, me.numel())
-        return Partial(total / me.numel(), view, dtype, known, "MeanBackward0")
+        pending = view.pending.add(total, me.numel())
+        return Partial(total / me.numel(), view, dtype, pending, "MeanBackward0")
     needs = local.requires_grad and torch.is_grad_enabled()
     if needs or local.is_complex() or not me.numel():
         return GATHER_ONCE
     return getattr(view.group.all_gather(getattr(local, name)()), name)()
 
 
-def over_batch(name: str, me: ShardedTensor, dims: list[int], given: dict[str, Any]) -> Any:
+def over_batch(name: str, me: ShardedTensor, dims: list[int], bound: dict[str, Any]) -> Any:
     """Compute `x.sum(0)` or `x.mean((0, 2, 3))` by one all-reduce of the local sums."""
-    local, keepdim = me.local, given["keepdim"]
-    if name not in ("sum", "mean") or given["dtype"] is not None:
+    local, keepdim = me.local, bound["keepdim"]
+    if name not in ("sum", "mean") or bound["dtype"] is not None:
         return NotImplemented
     inexact = local.is_floating_point() or local.is_complex()
     if local.dtype in LOW or (name == "mean" and not inexact):

@@ -1,8 +1,8 @@
 """Functions that compute each row of the result from the same row of the inputs.
 
-A table lists the dimensions that a function mixes, by torch's documentation. If the batch is along
-another one, the function is called on local rows. Only speed depends on the table: what is not in
-it gathers.
+A table lists the dimensions that each function mixes, according to torch's documentation. If the
+shard dimension is another one, the function is called on local rows. Only speed depends on the
+table: other functions gather.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from autoddp.view.rules.operands import MISALIGNED, any_sharded, arguments, dims
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import in_place, rule
 
-# (arguments, number of dimensions) -> dimensions that a call mixes; None if any may be
+# (arguments, number of dimensions) -> dimensions that a call mixes; None if unknown
 MixedDims = Callable[[dict[str, Any], int], list[int] | None]
 # arguments with the rows of the input; other tensors are weights, and replicated
 ROW_ARGUMENTS = {"other", "y", "x2", "input2", "B", "indices", "grid", "per_sample_weights"}
 ROW_ARGUMENTS |= {"prepend", "append", "src", "source"}
 
 
-def named_dims(given: dict[str, Any], ndim: int) -> list[int] | None:
+def named_dims(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return the dimensions in the argument `dim` or `dims`."""
-    return dims_of(given.get("dim", given.get("dims")), ndim)
+    return dims_of(bound.get("dim", bound.get("dims")), ndim)
 
 
 def last_dims(count: int) -> MixedDims:
     """Return a function that lists the last `count` dimensions."""
-    return lambda given, ndim: list(range(ndim - count, ndim)) if ndim > count else None
+    return lambda bound, ndim: list(range(ndim - count, ndim)) if ndim > count else None
 
 
-def all_but_first(wanted: int | None = None) -> MixedDims:
+def all_but_first(count: int | None = None) -> MixedDims:
     """Return a function that lists all but the first of `wanted` dimensions (None: of any)."""
-    return lambda given, ndim: list(range(1, ndim)) if ndim == (wanted or max(ndim, 2)) else None
+    return lambda bound, ndim: list(range(1, ndim)) if ndim == (count or max(ndim, 2)) else None
 
 
-def no_dims(given: dict[str, Any], ndim: int) -> list[int] | None:
+def no_dims(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return no dimensions: each element of the result depends on one element."""
     return []
 
 
-def _layer_norm(given: dict[str, Any], ndim: int) -> list[int] | None:
+def _layer_norm(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return the dimensions over which `layer_norm` normalizes."""
-    return last_dims(len(given["normalized_shape"]))(given, ndim)
+    return last_dims(len(bound["normalized_shape"]))(bound, ndim)
 
 
-def _pad(given: dict[str, Any], ndim: int) -> list[int] | None:
+def _pad(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return the padded dimensions; a width of zero pads nothing."""
-    widths = [*given["pad"]]
+    widths = [*bound["pad"]]
     while widths[-2:] == [0, 0]:
         del widths[-2:]
-    return last_dims(len(widths) // 2)(given, ndim)
+    return last_dims(len(widths) // 2)(bound, ndim)
 
 
-def _embedding(given: dict[str, Any], ndim: int) -> list[int] | None:
+def _embedding(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return no dimensions, None for options that read the indices of all rows."""
-    return None if given["max_norm"] is not None or given["scale_grad_by_freq"] else []
+    return None if bound["max_norm"] is not None or bound["scale_grad_by_freq"] else []
 
 
-def _embedding_bag(given: dict[str, Any], ndim: int) -> list[int] | None:
+def _embedding_bag(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return the dimension of a bag, None for bags given by offsets, which may span ranks."""
     options = ("max_norm", "scale_grad_by_freq", "include_last_offset")
-    if given["offsets"] is not None or any(given[name] for name in options):
+    if bound["offsets"] is not None or any(bound[name] for name in options):
         return None
-    return all_but_first(2)(given, ndim)
+    return all_but_first(2)(bound, ndim)
 
 
-def _one_hot(given: dict[str, Any], ndim: int) -> list[int] | None:
+def _one_hot(bound: dict[str, Any], ndim: int) -> list[int] | None:
     """Return no dimensions if the number of classes is given; else it depends on all rows."""
-    return [] if given["num_classes"] > 0 else None
+    return [] if bound["num_classes"] > 0 else None
 
 
 KEEP_DIMS: dict[str, MixedDims] = dict.fromkeys(
@@ -126,33 +126,33 @@ DROP_DIMS: dict[str, MixedDims] = dict.fromkeys(
 ) | {"pairwise_distance": last_dims(1)}
 
 
-def rowwise(mixed_dims: MixedDims, gone: bool, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function on local rows if it mixes other dimensions, which `gone` removes."""
-    given = arguments(func, args, kwargs)
-    if not given or given.get("out") is not None:
+def rowwise(mixed_dims: MixedDims, drop: bool, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function on local rows if it mixes other dimensions; `drop`: it removes those."""
+    bound = arguments(func, args, kwargs)
+    if not bound or bound.get("out") is not None:
         return NotImplemented
-    names = {next(iter(given)), *(ROW_ARGUMENTS & given.keys())}
-    if isinstance(index := given.get("index"), Tensor) and index.dim() > 1:
+    names = {next(iter(bound)), *(ROW_ARGUMENTS & bound.keys())}
+    if isinstance(index := bound.get("index"), Tensor) and index.dim() > 1:
         names.add("index")  # an index for each row, as in `gather`
-    rows = {name: x for name in names if isinstance(x := given[name], Tensor)}
+    rows = {name: x for name in names if isinstance(x := bound[name], Tensor)}
     lead = next(filter(is_sharded, rows.values()), None)
-    if lead is None or any_sharded(x for name, x in given.items() if name not in rows):
+    if lead is None or any_sharded(x for name, x in bound.items() if name not in rows):
         return NotImplemented
-    dims = mixed_dims(given, lead.dim())
+    dims = mixed_dims(bound, lead.dim())
     if dims is None or lead.shard_dim in dims or not lead.numel():
         return NotImplemented
     local = {name: row_operand(x, lead) for name, x in rows.items()}
     if any(x is MISALIGNED for x in local.values()) or (in_place(func) and not is_sharded(args[0])):
         return NotImplemented
     at, sizes = lead.placement
-    if gone and not given.get("keepdim"):
+    if drop and not bound.get("keepdim"):
         at -= sum(dim < at for dim in dims)
-    args, kwargs = with_arguments(given, args, kwargs, local)
+    args, kwargs = with_arguments(bound, args, kwargs, local)
     return LocalCall(args, kwargs, (at, sizes), in_place=in_place(func))
 
 
 def row_operand(x: Tensor, lead: ShardedTensor) -> Any:
-    """Return the form of a tensor in a local call, whose rows are those of `lead`."""
+    """Return the operand of a local call for a tensor whose rows correspond to those of `lead`."""
     if x.dim() != lead.dim() or x.shape[lead.shard_dim] != lead.sizes.total:
         return MISALIGNED
     if is_sharded(x):
@@ -180,8 +180,8 @@ rule(F.fold)(partial(rowwise, all_but_first(3), False))
 
 @rule("group_norm")
 def group_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize groups of channels in each row; torch refuses groups of a single value."""
-    given = arguments(func, args, kwargs)
-    if not given or given["input"].shape[1:].numel() == given["num_groups"]:
+    """Normalize groups of channels in each row; torch raises for groups of a single value."""
+    bound = arguments(func, args, kwargs)
+    if not bound or bound["input"].shape[1:].numel() == bound["num_groups"]:
         return NotImplemented
     return rowwise(all_but_first(), False, func, args, kwargs)

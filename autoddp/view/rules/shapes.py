@@ -1,4 +1,4 @@
-"""Views and shape functions; they run on local shards if each row stays on its rank."""
+"""Views and shape functions, which run on local shards if each row stays on its rank."""
 
 from __future__ import annotations
 
@@ -24,88 +24,86 @@ def _listed(rest: Any) -> list[Any]:
     return list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
 
 
-def _resized(me: Any, rest: Any, sizes: list[int], place: Any) -> Any:
-    """Return the decision for a view of these sizes, in the form in which they were given."""
+def _resized(me: Any, rest: Any, sizes: list[int], placement: Any) -> Any:
+    """Return the decision for a view of these sizes, passed as in `rest`: a tuple or one by one."""
     listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
-    given = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
-    return LocalCall((me, *given), {}, place, aliases=True)
+    args = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
+    return LocalCall((me, *args), {}, placement, aliases=True)
 
 
 @rule("view", "reshape")
 def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """View (B, T, V) as (B*T, V) and back: a rank has T times as many rows or as few."""
+    """View (B, T, V) as (B*T, V) and back: a rank has T times as many rows, or a T-th of them."""
     me, *rest = args
-    want = _listed(rest)
-    if not is_sharded(me) or kwargs or not want or not all(type(n) is int for n in want):
+    shape = _listed(rest)
+    if not is_sharded(me) or kwargs or not shape or not all(type(n) is int for n in shape):
         return NotImplemented
-    count, unknown, known = me.numel(), want.count(-1), prod(want)
+    count, unknown, known = me.numel(), shape.count(-1), prod(shape)
     known = -known if unknown else known
     if not count or unknown > 1 or known < 1 or count % known:
         return NotImplemented
     if unknown:
-        want[want.index(-1)] = count // known
-    found = _regrouped(me, want)
-    if found is None:
+        shape[shape.index(-1)] = count // known
+    placement = _regrouped(me, shape)
+    if placement is None:
         return NotImplemented
-    _check_view(func, me, want)
-    dim, sizes = found
-    want[dim] = sizes.local
-    return _resized(me, rest, want, found)
+    _check_view(func, me, shape)
+    dim, sizes = placement
+    shape[dim] = sizes.local
+    return _resized(me, rest, shape, placement)
 
 
-def _regrouped(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | None:
+def _regrouped(me: ShardedTensor, new_shape: list[int]) -> tuple[int, ShardSizes] | None:
     """Return the placement of the batch in a result of this shape, None if rows would move.
 
-    The batch keeps its dimension, merged with what follows it or split from that; or it is merged
-    with what precedes it, and consists of blocks.
+    The shard dimension may be merged with the next one, or split; or it is merged with the one
+    before it, and then consists of blocks.
     """
     shape, dim, sizes = list(me.shape), me.shard_dim, me.sizes
-    if prod(want) != prod(shape):
+    if prod(new_shape) != prod(shape):
         return None
     before = prod(shape[:dim])
-    place, seen = 0, 1
-    while place < len(want) and seen < before:
-        seen *= want[place]
-        place += 1
-    if seen != before:
-        return _in_blocks(me, want)
-    if sizes.blocks > 1 and want[place : place + 2] == [
-        sizes.blocks,
-        sizes.total // sizes.blocks,
-    ]:
-        return place + 1, sizes.of_one_block()
+    position, product = 0, 1
+    while position < len(new_shape) and product < before:
+        product *= new_shape[position]
+        position += 1
+    if product != before:
+        return _in_blocks(me, new_shape)
+    split = [sizes.blocks, sizes.total // sizes.blocks]
+    if sizes.blocks > 1 and new_shape[position : position + 2] == split:
+        return position + 1, sizes.of_one_block()
     # with dimensions of size 1 there are several places; prefer one with the same sizes
-    places = [k for k in range(place, len(want)) if prod(want[place:k]) == 1]
-    fits = [(k, s) for k in places if (s := _sizes_of(sizes, want[k])) is not None]
+    candidates = [k for k in range(position, len(new_shape)) if prod(new_shape[position:k]) == 1]
+    fits = [(k, s) for k in candidates if (s := _sizes_of(sizes, new_shape[k])) is not None]
     return next((fit for fit in fits if fit[1] is sizes), fits[0] if fits else None)
 
 
 def _sizes_of(sizes: ShardSizes, total: int) -> ShardSizes | None:
-    """Return the sizes for `total` rows, each merged with what follows it or split from it."""
+    """Return the sizes for `total` rows after merging with the next dimension, or a split."""
     if total and total % sizes.total == 0:
         return sizes.times(total // sizes.total)
     return sizes.over(sizes.total // total) if total and sizes.total % total == 0 else None
 
 
-def _in_blocks(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | None:
+def _in_blocks(me: ShardedTensor, new_shape: list[int]) -> tuple[int, ShardSizes] | None:
     """Return the placement in a view of (T, B, V) as (T*B, V), which consists of T blocks."""
     shape, dim = list(me.shape), me.shard_dim
-    alike = zip(shape, want, strict=False)
-    first = next((d for d, (a, b) in enumerate(alike) if a != b), len(want))
+    alike = zip(shape, new_shape, strict=False)
+    first = next((d for d, (a, b) in enumerate(alike) if a != b), len(new_shape))
     blocks = prod(shape[first:dim])
-    if first >= min(dim, len(want)) or want[first] % (blocks * me.sizes.total):
+    if first >= min(dim, len(new_shape)) or new_shape[first] % (blocks * me.sizes.total):
         return None
-    return first, me.sizes.times(want[first] // (blocks * me.sizes.total)).repeated(blocks)
+    return first, me.sizes.times(new_shape[first] // (blocks * me.sizes.total)).repeated(blocks)
 
 
-def _check_view(func: Any, me: ShardedTensor, want: list[int]) -> None:
-    """Raise torch's error if the whole has no such view: that of a single row always exists."""
+def _check_view(func: Any, me: ShardedTensor, new_shape: list[int]) -> None:
+    """Raise torch's error if the whole tensor has no such view; a single local row always has."""
     if me.sizes.smallest < 2 or me.sizes.blocks > 1:
         whole = torch.empty_strided(me.shape, me.stride(), device="meta")
-        getattr(whole, func.__name__)(want)
+        getattr(whole, func.__name__)(new_shape)
 
 
-COPIES = ("diag_embed", "repeat", "tile")  # the others return views
+COPIES = ("diag_embed", "repeat", "tile")  # the other functions below return views
 
 
 @rule(
@@ -116,7 +114,7 @@ COPIES = ("diag_embed", "repeat", "tile")  # the others return views
 @rule(torch.ops.aten.numpy_T, torch.ops.aten.mT)  # the attributes in Dynamo's graphs
 @attribute_rule("T", "mT")
 def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Move, select or repeat along other dimensions; a marked size shows where the batch goes."""
+    """Move, select or repeat other dimensions; a unique size finds the batch in the result."""
     me, *rest = args
     if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
         return NotImplemented
@@ -126,7 +124,7 @@ def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         out = func(torch.empty(sizes, device="meta"), *rest, **kwargs)
     except (RuntimeError, IndexError):
-        out = ()  # an error of the whole, or a split
+        out = ()  # an error of the whole tensor too, or a split
     several = isinstance(out, (tuple, list))
     outs = out if several else [out]
     if not outs or any(list(x.shape).count(mark) != 1 for x in outs):
@@ -138,48 +136,48 @@ def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("flatten", "unflatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Flatten on local rows, whose batch is merged as the whole one; unflatten by `reshape`."""
+    """Flatten the local rows like the whole batch; unflatten by `reshape`."""
     me = args[0]
     if not is_sharded(me) or not me.numel():
         return NotImplemented
-    want = list(func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape)
+    shape = list(func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape)
     if func.__name__ == "unflatten":
-        return me.reshape(want)
-    found = _regrouped(me, want)
-    return NotImplemented if found is None else LocalCall(args, kwargs, found, aliases=True)
+        return me.reshape(shape)
+    placement = _regrouped(me, shape)
+    return NotImplemented if placement is None else LocalCall(args, kwargs, placement, aliases=True)
 
 
 @rule("squeeze")
 def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Squeeze by whole sizes: this rank may hold a single row."""
+    """Squeeze by the sizes of the whole tensor, as this rank may hold a single row."""
     me = args[0]
     if not is_sharded(me) or len(args) > 2:
         return NotImplemented
-    given = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
-    dims = dims_of(given, me.dim())
+    requested = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
+    dims = dims_of(requested, me.dim())
     if dims is None or any(d == me.shard_dim and me.shape[d] == 1 for d in dims):
         return NotImplemented
-    gone = tuple({d for d in dims if me.shape[d] == 1})
-    place = (me.shard_dim - sum(d < me.shard_dim for d in gone), me.sizes)
+    dropped = tuple({d for d in dims if me.shape[d] == 1})
+    placement = (me.shard_dim - sum(d < me.shard_dim for d in dropped), me.sizes)
     if len(args) > 1:
-        return LocalCall((me, Const(gone)), {}, place, aliases=True)
+        return LocalCall((me, Const(dropped)), {}, placement, aliases=True)
     if kwargs:
-        return LocalCall(args, {"dim": Const(gone)}, place, aliases=True)
-    return alias_of(me, me.local.squeeze(gone), place[0])
+        return LocalCall(args, {"dim": Const(dropped)}, placement, aliases=True)
+    return alias_of(me, me.local.squeeze(dropped), placement[0])
 
 
 @rule("expand", "broadcast_to")
 def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Expand other dimensions than the batch."""
+    """Expand dimensions other than the batch."""
     me, *rest = args
     sizes = _listed(rest)
     if not is_sharded(me) or kwargs or not all(type(n) is int for n in sizes):
         return NotImplemented
-    at = len(sizes) - me.dim() + me.shard_dim
-    if len(sizes) < me.dim() or me.sizes.total == 1 or sizes[at] not in (-1, me.sizes.total):
+    dim = len(sizes) - me.dim() + me.shard_dim
+    if len(sizes) < me.dim() or me.sizes.total == 1 or sizes[dim] not in (-1, me.sizes.total):
         return NotImplemented
-    sizes[at] = -1
-    return _resized(me, rest, sizes, (at, me.sizes))
+    sizes[dim] = -1
+    return _resized(me, rest, sizes, (dim, me.sizes))
 
 
 @uncached_rule("expand_as", "view_as", "reshape_as")
@@ -214,7 +212,7 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @uncached_rule("resize_", "resize_as_", "as_strided_")
 def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Refuse other memory for the same tensor, which shards cannot represent."""
+    """Raise for a change of a tensor's memory that shards cannot represent."""
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented

@@ -1,6 +1,6 @@
-"""The base of features that touch the outside world, and the table of patches without a method.
+"""The base class of features for side effects, and rows of patches that need no method.
 
-`Outward.serve` decides what becomes of a call of a function in the table.
+`EffectFeature.serve` handles a call of a function in a row.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 
-class Fate(Enum):
-    """The fate of a call that the script makes on all ranks."""
+class Handling(Enum):
+    """How a call that the script makes on all ranks is handled."""
 
-    ASK = "rank 0 makes it, and all ranks get what it returns or raises"
-    DO = "likewise, but after all ranks have arrived: it changes what slower ranks may still read"
-    EACH = "every rank makes it for itself, and a line reports that"
+    ASK = "rank 0 makes it, and all ranks get its result or exception"
+    DO = "like ASK, once all ranks have arrived: it changes what slower ranks may still read"
+    EACH = "every rank makes it, and a line reports that"
 
 
 @dataclass(frozen=True)
 class EffectRow:
-    """A row of the table: functions, their fate, and why.
+    """Functions that are handled in the same way, and why.
 
     Attributes:
-        targets: Names as "module:Dotted.path"; several are aliases, or share all else.
+        targets: The functions, as "module:Dotted.path".
         why: The reason, which `autoddp patches` prints; with EACH it is part of the reported line.
         harmless: Whether `--strict` accepts EACH.
     """
 
-    fate: Fate
+    handling: Handling
     targets: tuple[str, ...]
     why: str
     harmless: bool = False
     optional: bool = False
 
     def patch(self, feature: str) -> Patch:
-        """Return the patch of this row, served by the method `serve` of its feature."""
+        """Return the patch of this row, whose method is the feature's `serve`."""
         return Patch(feature, self.targets, self.why, "serve", self.optional)
 
 
-ask = partial(EffectRow, Fate.ASK)
-do = partial(EffectRow, Fate.DO)
-each = partial(EffectRow, Fate.EACH)
+ask = partial(EffectRow, Handling.ASK)
+do = partial(EffectRow, Handling.DO)
+each = partial(EffectRow, Handling.EACH)
 
 
-class Outward(Feature):
-    """The base of features that touch the outside world.
+class EffectFeature(Feature):
+    """The base class of features for side effects.
 
     Attributes:
         rows: The patches that need no method of their own.
@@ -69,10 +69,10 @@ class Outward(Feature):
         self.rank = run.world.rank
 
     def setup(self, undo: ExitStack) -> None:
-        """Watch the collector: it runs at different moments on each rank."""
+        """Watch the garbage collector, which runs at different times on each rank."""
         with self.effects.context.internal():
             temporary.look()
-            self.effects.overlay.place()
+            self.effects.overlay.root()
         undo.callback(self.effects.end)
         self.context.watch_collector(undo)
 
@@ -82,30 +82,30 @@ class Outward(Feature):
         return [*super().patches(), *(row.patch(cls.name) for row in cls.rows)]
 
     def serve(self, call: Call) -> Any:
-        """Handle a call of a function of `rows` by its fate."""
+        """Handle a call of a function in `rows`."""
         row = next(row for row in self.rows if call.target in row.targets)
         mode = self.effects.touch()
         name = call.target.removeprefix("builtins:").replace(":", ".")
         if mode is not Mode.SYNCED:
             return call.plain()
-        if row.fate is Fate.EACH:
+        if row.handling is Handling.EACH:
             say = self.run.report.say_once if row.harmless else self.run.report.doubt
             say(self.name, users_line(), f"{name}: {row.why}")
-            with self.context.internal():  # its parts need no line of their own
+            with self.context.internal():  # calls inside of it need no line of their own
                 return call.plain()
-        if row.fate is Fate.DO:
+        if row.handling is Handling.DO:
             return self.effects.do_on_rank0(name, call.plain)
         return self.effects.ask_rank0(name, call.plain)
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
-        why="ranks fetch different rows: what a data set does there is each rank's own",
+        why="ranks fetch different rows, so effects of a data set are not synchronized",
     )
     def fetch_alone(self, call: Call) -> Any:
-        """Fetch a batch; its reads and writes are as if autoddp were not there."""
+        """Fetch a batch; its reads and writes are those of this rank alone."""
         context = self.context
-        here = context.on_script_thread()  # what the script does meanwhile is no other thread's
-        if not context.in_job() or (here and context.passes_through()):
+        on_thread = context.on_script_thread()
+        if not context.in_job() or (on_thread and context.passes_through()):
             return call.plain()
-        with context.within(Code.FETCH) if here else context.internal():
+        with context.within(Code.FETCH) if on_thread else context.internal():
             return call.plain()
