@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from autoddp.patching import Call, Feature, patch
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.loading.sampling import Fetching
+from autoddp.training.loading.sampling import Fetching, changed
 from autoddp.view.rules.autograd import listed
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class LocalView(Feature):
         loader = call.instance
         if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
             return call.wrapped()
-        streams = isinstance(loader.dataset, IterableDataset)
-        if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
-            return Cut(self, call.wrapped())
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            with changed(loader, in_order=True):  # any order is allowed, and ranks need the same
+                return Cut(self, call.wrapped())
         return Fetched(self, self.fetching.start(loader, call.wrapped, own_draws=True))
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")

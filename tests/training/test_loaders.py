@@ -113,8 +113,8 @@ def a_generator_that_the_data_set_holds():
     found = []
     for rng, draw in generators.items():
         data = Noisy(rng, draw)
-        for workers in (0, 0, 1):
-            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
+        for workers, collate in ((0, None), (0, None), (0, list), (0, list), (1, None)):
+            found += order(DataLoader(data, 4, True, num_workers=workers, collate_fn=collate))
         found.append(draw(rng))
     return found, draws()
 
@@ -236,9 +236,9 @@ def test_each_rank_fetches_its_rows_only():
         return first, fetched, local, x.sizes.per_rank
 
     assert on_ranks(script, 2) == [
-        # of the first batch of all, the first rank looks at every sample
+        # of the first batch of all, every rank looks at every sample
         ([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 5, 6, 7], [[0, 1, 2], [5, 6, 7]], (3, 2)),
-        ([3, 4, 8, 9], [3, 4, 8, 9], [[3, 4], [8, 9]], (3, 2)),
+        ([0, 1, 2, 3, 4, 8, 9], [3, 4, 8, 9], [[3, 4], [8, 9]], (3, 2)),
     ]
 
 
