@@ -100,7 +100,7 @@ class Options:
         None,
         "Under `--view local` ranks train by themselves on their share; their weights are"
         " averaged every so many steps, or with `epoch` at the end of each training "
-        "loader, and before evaluation, `torch.save` and the end.",
+        "loader, and before `torch.save` and the end.",
         DECORATOR,
         shown="none",
         takes="STEPS | epoch",

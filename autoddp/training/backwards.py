@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, enable_grad, nn
 from torch.autograd.graph import GradientEdge
 
 from autoddp import torch_internals
@@ -87,7 +87,8 @@ class Backwards:
         replica = self.replicas.of(leaves)
         try:
             with self._at_common_point(replica), _without_gradient(tops, leaves.dense) as without:
-                self.replicas.arm(replica)
+                with enable_grad():
+                    torch_internals.arm(replica.reducer)  # now and then ranks agree upon buckets
                 plain(tops, **given)
         except BaseException:
             self.replicas.drop(replica)
