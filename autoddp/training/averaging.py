@@ -101,7 +101,14 @@ class Averaging(Feature):
         """Average at the end of the loader, if gradients were taken meanwhile."""
         if not self.view.context.is_rank() or get_worker_info() is not None:
             return call.wrapped()
-        return EpochIterator(self, call.wrapped())
+        return LoaderIterator(call.wrapped(), self._next)
+
+    def _next(self, inner: Any) -> Any:
+        try:
+            return next(inner)
+        except StopIteration:
+            self.synchronize(f"the end of the loader at {users_line()}")
+            raise
 
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
     def before_save(self, call: Call) -> Any:
@@ -152,21 +159,6 @@ class Averaging(Feature):
             put_back(some, flat.div_(self.group.size))
         if len(places) == 1:  # else some ranks are still on their way to this place
             self.stale = False
-
-
-class EpochIterator(LoaderIterator):
-    """A loader's iterator, at the end of which an epoch may be over."""
-
-    def __init__(self, feature: Averaging, inner: Any) -> None:
-        super().__init__(inner)
-        self.feature = feature
-
-    def __next__(self) -> Any:
-        try:
-            return next(self.inner)
-        except StopIteration:
-            self.feature.synchronize(f"the end of the loader at {users_line()}")
-            raise
 
 
 def trainable(optimizer: Optimizer | None) -> list[Tensor]:

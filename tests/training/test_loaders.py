@@ -154,6 +154,22 @@ def an_empty_loader():
     return order(DataLoader(rows(3), 4, drop_last=True)), draws()
 
 
+@script
+def a_first_batch_that_cannot_be_fetched():
+    def sample(n):
+        if n == 1:
+            raise KeyError(n)
+        return torch.full((2,), float(n))
+
+    stream, found = iter(DataLoader(Listed(12, sample), 4)), []
+    for _ in range(4):
+        try:
+            found.append(next(stream, None))
+        except KeyError as error:
+            found.append(str(error))
+    return found
+
+
 NOT_BY_ROWS = {
     "a_generator_that_the_data_set_holds": "from a generator of its own",
     "strings_in_a_batch": "more than numbers",

@@ -85,7 +85,7 @@ class Loaders(Feature):
         if plan.way == ROWS:
             return RowBatches(self, loader, plan, make)
         sampler = getattr(loader._iterator, "_index_sampler", None)  # of persistent workers
-        if isinstance(sampler, RowSampler) and not sampler.whole:
+        if isinstance(sampler, RowSampler) and sampler.whole <= 1:
             loader._iterator._shutdown_workers()
             loader._iterator = None
         with changed(loader, in_order=True):  # any order is allowed, and ranks need the same

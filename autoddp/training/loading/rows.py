@@ -35,9 +35,9 @@ class RowBatches:
         self.whole = self.trying or job.first.wanted(loader)  # the first batch, on every rank
         self.own_draws = job.loading == ROWS and plan.generators is not None
         self.seeds = seeds_of(loader)
-        self.inner = self.fetching.start(
-            loader, make, self.own_draws, plan.generators, whole=int(self.whole)
-        )
+        # workers read ahead
+        whole = (1 if loader.num_workers else math.inf) if self.whole else 0
+        self.inner = self.fetching.start(loader, make, self.own_draws, plan.generators, whole)
         self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
@@ -45,7 +45,6 @@ class RowBatches:
     def next(self) -> Any:
         """Return the next batch."""
         if self.trying:
-            self.trying = False
             return self._first()
         batch, moved = self._fetched()
         if moved and self.plan.late_draws != OWN:
@@ -58,7 +57,11 @@ class RowBatches:
         if not self.view.context.on_script_thread():
             return self._fall_back(self.job.report_plan(Plan(self.plan.where, EACH, THREAD)), None)
         workers = self.loader.num_workers > 0
-        batch, moved = self._fetched()
+        if workers:
+            batch, moved = self._fetched()
+        else:  # an error is raised on every rank, and the next batch decides
+            self.sizes.clear()
+            batch, moved = self._fetched_alike()
         if not (moved or self.own_draws or workers):
             known = self.plan.generators or []
             moved = DRAWS if new_generators_exist(known, self.loader.dataset) else ""
@@ -67,7 +70,7 @@ class RowBatches:
         alike = tensors and len({x.shape[0] for x in leaves}) == 1
         more = "" if alike and not self.plan.unlike else MORE
         self.job.decide(self.plan, max(moved, more, key=REASONS.index), workers)
-        plan = self.job.report_plan(self.plan)
+        plan, self.trying = self.job.report_plan(self.plan), False
         return self._wrapped(batch) if plan.way == ROWS else self._fall_back(plan, batch)
 
     def _fall_back(self, plan: Plan, batch: Any) -> Any:
@@ -107,14 +110,15 @@ class RowBatches:
                 "every rank fetch all"
             ) from error
         try:
-            return self._unwrapped(self.fetching.fetch(self.inner))
+            return self._fetched_alike()
         except StopIteration:
             raise
         except Exception as error:
             self.failed = error
             raise
 
-    def _unwrapped(self, batch: Any) -> tuple[Any, str]:
+    def _fetched_alike(self) -> tuple[Any, str]:
+        batch = self.fetching.fetch(self.inner)
         drew = type(batch) is DrawingBatch
         batch, moved = (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
         return batch, "" if self.own_draws and moved == DRAWS else moved

@@ -119,7 +119,7 @@ class Fetching:
         make: Callable[[], Any],
         own_draws: bool,
         watched: list[Any] | None = None,
-        whole: int = 0,
+        whole: float = 0,
     ) -> Any:
         """Make the loader's iterator over this rank's rows of every batch.
 

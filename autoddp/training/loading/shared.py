@@ -78,7 +78,7 @@ class SharedFetch:
         with self.shared.context.internal():
             if self.shared.is_first:
                 return self.shared.serve(partial(self.real.fetch, index), self.own)
-            return self.shared.unpack(*self.shared.receive())
+            return self.shared.receive()
 
 
 class FollowerIterator(_BaseDataLoaderIter):
@@ -98,9 +98,8 @@ class FollowerIterator(_BaseDataLoaderIter):
         return self
 
     def _next_data(self) -> Any:
-        answer = self._shared.receive()
-        self._step()  # raises here if the sampler does
-        batch = self._shared.unpack(*answer)
+        self._step()
+        batch = self._shared.receive()
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _step(self) -> None:

@@ -133,8 +133,8 @@ class SharedPass:
 
     # ---- the others
 
-    def receive(self) -> tuple[str, Any]:
-        """Wait for the next batch, or an error: its kind and its payload.
+    def receive(self) -> Any:
+        """Wait for the next batch; return it or raise its error, and set the generators.
 
         Raises:
             StopIteration: The first rank has left the pass, and a thread of the script reads ahead.
@@ -143,7 +143,7 @@ class SharedPass:
         self.requested += 1
         with self.at(WAITING, self._words()):
             try:
-                kind, number, payload = pickle.load(self.ends[self.first])
+                kind, number, (found, states) = pickle.load(self.ends[self.first])
             except (EOFError, OSError, pickle.UnpicklingError):
                 if not self._on_script_thread():
                     raise StopIteration from None
@@ -152,11 +152,6 @@ class SharedPass:
                 ) from None
         if number != self.requested:
             raise Disagreement(f"rank {self.first} was interrupted in {self._words()}")
-        return kind, payload
-
-    def unpack(self, kind: str, payload: Any) -> Any:
-        """Return the batch or raise the error, with the generators as on the first rank."""
-        found, states = payload
         if states is not None:
             states.put_back()
         return Outcome.from_bytes(found).unwrap() if kind == RAISED else found
