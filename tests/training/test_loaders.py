@@ -161,7 +161,7 @@ def a_first_batch_that_cannot_be_fetched():
             raise KeyError(n)
         return torch.full((2,), float(n))
 
-    stream, found = iter(DataLoader(Listed(12, sample), 4)), []
+    stream, found = iter(DataLoader(Listed(10, sample), 4)), []
     for _ in range(4):
         try:
             found.append(next(stream, None))
