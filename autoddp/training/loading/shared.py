@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -64,21 +65,14 @@ class Sharing:
         """Share what an iterator without workers fetches from here on."""
         real = inner._dataset_fetcher
         own = [] if isinstance(real.dataset, IterableDataset) else plan.generators or []
-        inner._dataset_fetcher = SharedFetch(shared, real, own)
 
+        def fetch(index: Any) -> Any:
+            with shared.context.internal():
+                if shared.is_first:
+                    return shared.serve(partial(real.fetch, index), own)
+                return shared.receive()
 
-class SharedFetch:
-    """The fetch of a loader without workers: of the first rank, for all ranks of the node."""
-
-    def __init__(self, shared: SharedPass, real: Any, own: list[Any]) -> None:
-        self.shared, self.real, self.own = shared, real, own
-
-    def fetch(self, index: Any) -> Any:
-        """Fetch and send a batch on the first rank; receive it on the others."""
-        with self.shared.context.internal():
-            if self.shared.is_first:
-                return self.shared.serve(partial(self.real.fetch, index), self.own)
-            return self.shared.receive()
+        inner._dataset_fetcher = SimpleNamespace(fetch=fetch)
 
 
 class FollowerIterator(_BaseDataLoaderIter):
