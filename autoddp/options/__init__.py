@@ -100,7 +100,7 @@ class Options:
         None,
         "With `--view local`, ranks train independently on their shares; their weights are"
         " averaged every so many steps, or with `epoch` at the end of each training "
-        "loader, and before evaluation, `torch.save` and the end of the script.",
+        "loader, and before `torch.save` and the end of the script.",
         DECORATOR,
         default_text="none",
         metavar="STEPS | epoch",

@@ -7,9 +7,7 @@ import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
@@ -28,9 +26,9 @@ class Averaging(Feature):
     """The option `--average-every K`: weights averaged after K, 2 K, ... steps of an optimizer.
 
     Unlike torch's `PeriodicModelAverager`, it averages weights in place, and also at common places:
-    the end of a loader in which gradients were computed, evaluation, `torch.save`, the end of the
-    script. The numbers of steps between two of these may differ (a scaler skips a step): a rank
-    that is at such a place takes part in the averagings of the others until all are there.
+    the end of a loader in which gradients were computed, `torch.save`, the end of the script. The
+    numbers of steps between two of these may differ (a scaler skips a step): a rank that is at such
+    a place takes part in the averagings of the others until all are there.
 
     Only what an optimizer steps is averaged: neither the statistics of BatchNorm nor the state of
     optimizers, as with torch's.
@@ -47,7 +45,6 @@ class Averaging(Feature):
         self.known: list[weakref.ref[Optimizer]] = []  # in the order of their creation
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.stale = False  # whether weights may differ: gradients were computed since
-        self.trained: set[int] = set()  # ids of the parameters of optimizers, while stale
 
     @classmethod
     def wanted(cls, options: Options) -> bool:
@@ -61,11 +58,10 @@ class Averaging(Feature):
         self.run.report.say_once(
             "averaging",
             f"--average-every {every}",
-            f"each rank trains by itself on its share; weights are averaged {when}, and before "
-            "evaluation, torch.save and the end",
+            f"each rank trains by itself on its share; weights are averaged {when}, at the "
+            "end of each loader, before torch.save, and at the end",
         )
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
-        undo.callback(register_module_forward_pre_hook(self.before_forward).remove)
         self.group.at_end.append(self.average_at_end)
         undo.callback(self.group.at_end.remove, self.average_at_end)
 
@@ -85,7 +81,7 @@ class Averaging(Feature):
         """Mark weights as stale: all ranks call backward alike, but a scaler may skip a step."""
         call.plain()
         if self.view.context.is_rank():
-            self._grow_stale()
+            self.stale = True
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Count the step; average after every K-th."""
@@ -93,15 +89,10 @@ class Averaging(Feature):
             return
         if all(known() is not optimizer for known in self.known):  # a copy, made without __init__
             self.known.append(weakref.ref(optimizer))
-        self._grow_stale()
+        self.stale = True
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if self.period is not None and count % self.period == 0:
             self._average("")
-
-    def _grow_stale(self) -> None:
-        if not self.stale:
-            self.stale = True
-            self.trained = {id(p) for known in self.known for p in trainable(known())}
 
     # ---- common places
 
@@ -110,16 +101,14 @@ class Averaging(Feature):
         """Average at the end of the loader, if gradients were taken meanwhile."""
         if not self.view.context.is_rank() or get_worker_info() is not None:
             return call.wrapped()
-        return EpochIterator(self, call.wrapped())
+        return LoaderIterator(call.wrapped(), self._next)
 
-    def before_forward(self, module: nn.Module, args: Any) -> None:
-        """Average before trained weights run without gradients: an evaluation, in whatever mode."""
-        if not self.stale or torch.is_grad_enabled() or not self.view.context.is_rank():
-            return
-        compiled = "_orig_mod" in module._modules  # its parts run no hook
-        held = nn.Module.parameters(module) if compiled else module._parameters.values()
-        if any(id(p) in self.trained for p in held if p is not None):
-            self.synchronize(f"the evaluation at {users_line()}")
+    def _next(self, inner: Any) -> Any:
+        try:
+            return next(inner)
+        except StopIteration:
+            self.synchronize(f"the end of the loader at {users_line()}")
+            raise
 
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
     def before_save(self, call: Call) -> Any:
@@ -170,21 +159,6 @@ class Averaging(Feature):
             put_back(some, flat.div_(self.group.size))
         if len(places) == 1:  # else some ranks are still on their way to this place
             self.stale = False
-
-
-class EpochIterator(LoaderIterator):
-    """A loader's iterator, at the end of which an epoch may be over."""
-
-    def __init__(self, feature: Averaging, inner: Any) -> None:
-        super().__init__(inner)
-        self.feature = feature
-
-    def __next__(self) -> Any:
-        try:
-            return next(self.inner)
-        except StopIteration:
-            self.feature.synchronize(f"the end of the loader at {users_line()}")
-            raise
 
 
 def trainable(optimizer: Optimizer | None) -> list[Tensor]:

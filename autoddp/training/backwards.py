@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from autoddp import torch_internals
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Call
+from autoddp.training.late_averaging import PendingGradients
 from autoddp.training.leaves import Leaves, gradient_of, leaves_of
 from autoddp.training.replica import Replica, Replicas
 from autoddp.view import work
@@ -35,13 +36,17 @@ def named(call: Call) -> dict[str, Any]:
 class Backwards:
     """The backwards of one rank: gradients are averaged when the outermost ends.
 
+    If `late`, all but a round's last leave their gradients pending. A round is the backwards to one
+    set of leaves from one without gradients to the next such.
+
     Attributes:
         depth: The number of backwards that run: a checkpoint calls one inside another.
         hidden: The parameters of the inner ones, which the outer graph does not show, by id.
     """
 
-    def __init__(self, view: View) -> None:
-        self.view, self.replicas = view, Replicas(view)
+    def __init__(self, view: View, late: bool) -> None:
+        self.view, self.replicas, self.late = view, Replicas(view), late
+        self.pending = PendingGradients(self.replicas, view.context)
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}
 
@@ -71,13 +76,51 @@ class Backwards:
         if inputs is not None or graph or not leaves.dense:
             plain(tops, **given)
         else:
-            self.reduce(plain, tops, given, leaves)
+            self._average_dense(plain, tops, given, leaves)
             found = {id(leaf): leaf for leaf in leaves.others} | self.hidden
             for leaf in leaves.dense:
                 found.pop(id(leaf), None)
         if inputs is not None:
             found = {id(x): x for x in inputs if id(x) in found}
         self.replicas.average(self.view.order.sorted(found.values()), _mean if graph else None)
+
+    def _average_dense(
+        self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
+    ) -> None:
+        """Run a backward without the reducer if it may be late, else with it."""
+        late, pending = self._may_be_late(self.replicas.of(leaves), leaves), self.pending
+        held = late or any(id(leaf) in pending.leaves for leaf in leaves.dense)
+        try:
+            if late:
+                plain(tops, **given)
+            else:
+                self.reduce(plain, tops, given, leaves)
+        except BaseException:
+            if held:  # what was late is so still, with what this backward has added
+                pending.add(leaves.dense)
+            raise
+        if late:
+            pending.add(leaves.dense)
+        elif held:  # not before: a hook may have read one meanwhile
+            pending.drop(leaves.dense)
+
+    def _may_be_late(self, replica: Replica, leaves: Leaves) -> bool:
+        """Count a backward; return whether its gradients may be averaged later.
+
+        It expects as many as in the round before. A gradient that is there and not pending may be
+        in the script's hands already, where nothing shows that it is read.
+        """
+        if gradient_of(leaves.dense[0]) is None:
+            replica.expected, replica.count = replica.count, 0
+        replica.count += 1
+        return (
+            self.late
+            and replica.count < replica.expected
+            and not leaves.others
+            and self.view.context.on_script_thread()
+            and not torch_internals.compiles()  # compiled code reads past any property
+            and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
+        )
 
     def reduce(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
         """Run a backward with its reducer.
@@ -88,7 +131,8 @@ class Backwards:
         replica = self.replicas.of(leaves)
         try:
             with self._at_common_point(replica), _without_gradient(tops, leaves.dense) as without:
-                self.replicas.arm(replica)
+                with torch.enable_grad():
+                    torch_internals.arm(replica.reducer)  # now and then ranks agree upon buckets
                 plain(tops, **given)
         except BaseException:
             self.replicas.drop(replica)

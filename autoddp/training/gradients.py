@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +16,8 @@ from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
-from autoddp.training.backwards import named
+from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
-from autoddp.training.late_averaging import LateBackwards
 from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import Mean
 from autoddp.view.rules.autograd import listed, roots
@@ -45,7 +44,7 @@ class Gradients(Feature):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.backwards = LateBackwards(run.view)
+        self.backwards = Backwards(run.view, late=True)
         self.consistency = Consistency(run)
         self.asked = False  # gradients that the script asks for are computed
 
@@ -87,7 +86,7 @@ class Gradients(Feature):
         if self.backwards.depth:
             self.backwards.inner(tops)
             return call.wrapped(tops, **given)
-        with self.view.context.within(Code.PLAIN), in_one_order():
+        with self.view.context.within(Code.PLAIN):
             self.consistency.note(self.backwards.outermost(call.wrapped, tops, given))
         return None
 
@@ -111,7 +110,7 @@ class Gradients(Feature):
         # torch calls this function again under a mode, such as a default device
         before, self.asked = self.asked, True
         try:
-            with self.view.context.within(Code.PLAIN), in_one_order():
+            with self.view.context.within(Code.PLAIN):
                 seeds = given.pop("grad_outputs", None)
                 return gradients_of(self.view, call.wrapped, outputs, inputs, seeds, given)
         finally:
@@ -154,15 +153,6 @@ class Gradients(Feature):
             return
         self.backwards.pending.average()
         self.consistency.before_save()
-
-
-def in_one_order() -> AbstractContextManager[object]:
-    """Keep backward on this thread if the rank sees several devices.
-
-    Torch's engine has a thread for each device, and their collectives have no fixed order.
-    """
-    one = len(accelerator.devices()) < 2
-    return nullcontext() if one else torch.autograd.set_multithreading_enabled(False)
 
 
 def _ours(hook: Any) -> bool:

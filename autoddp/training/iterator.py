@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,8 +12,8 @@ class LoaderIterator:
     That holds for its length, and for what libraries keep on it.
     """
 
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
+    def __init__(self, inner: Any, take: Callable[[Any], Any] = next) -> None:
+        self.inner, self.take = inner, take
 
     def __iter__(self) -> Any:
         return self
@@ -26,4 +27,4 @@ class LoaderIterator:
         return getattr(self.inner, name)
 
     def __next__(self) -> Any:
-        return next(self.inner)
+        return self.take(self.inner)

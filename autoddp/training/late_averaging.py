@@ -22,10 +22,8 @@ from autoddp import torch_internals
 from autoddp.comm.context import Context
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, restore
-from autoddp.training.backwards import Backwards
-from autoddp.training.leaves import GRAD, Leaves, gradient_of
-from autoddp.training.replica import Replica, Replicas
-from autoddp.view.state import View
+from autoddp.training.leaves import GRAD, gradient_of
+from autoddp.training.replica import Replicas
 
 
 class PendingGradients:
@@ -98,52 +96,6 @@ class PendingGradients:
                 "the other ranks do not read it: in a data set, a thread, a child process or a "
                 "finalizer; read `.grad` of a parameter before, where all ranks do"
             )
-
-
-class LateBackwards(Backwards):
-    """The backwards of one rank, of which all but a round's last leave their gradients pending.
-
-    A round is the backwards to one set of leaves from one without gradients to the next such.
-    """
-
-    def __init__(self, view: View) -> None:
-        super().__init__(view)
-        self.pending = PendingGradients(self.replicas, view.context)
-
-    def reduce(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
-        """Run a backward without the reducer if it may be late, else with it."""
-        late, pending = self._late(self.replicas.of(leaves), leaves), self.pending
-        held = late or any(id(leaf) in pending.leaves for leaf in leaves.dense)
-        try:
-            if late:
-                plain(tops, **given)
-            else:
-                super().reduce(plain, tops, given, leaves)
-        except BaseException:
-            if held:  # what was late is so still, with what this backward has added
-                pending.add(leaves.dense)
-            raise
-        if late:
-            pending.add(leaves.dense)
-        elif held:  # not before: a hook may have read one meanwhile
-            pending.drop(leaves.dense)
-
-    def _late(self, replica: Replica, leaves: Leaves) -> bool:
-        """Count a backward; return whether its gradients may be averaged later.
-
-        It expects as many as in the round before. A gradient that is there and not pending may be
-        in the script's hands already, where nothing shows that it is read.
-        """
-        if gradient_of(leaves.dense[0]) is None:
-            replica.expected, replica.count = replica.count, 0
-        replica.count += 1
-        return (
-            replica.count < replica.expected
-            and not leaves.others
-            and self.view.context.on_script_thread()
-            and not torch_internals.compiles()  # compiled code reads past any property
-            and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
-        )
 
 
 def _as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:

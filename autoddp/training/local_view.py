@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.data import IterableDataset
 from autoddp.patching import Call, Feature, patch
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.loading.sampling import Fetching
+from autoddp.training.loading.sampling import Fetching, changed
 from autoddp.view.rules.autograd import listed
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class LocalView(Feature):
         self.run, self.view, self.group = run, run.view, run.group
         self.fetching = Fetching(run)
         self.share = 1.0  # of the batch fetched last: this rank's rows times ranks, by all rows
-        self.backwards = Backwards(run.view)
+        self.backwards = Backwards(run.view, late=False)
 
     def setup(self, undo: ExitStack) -> None:
         """Show the job to the script, its process group included."""
@@ -50,10 +51,11 @@ class LocalView(Feature):
         loader = call.instance
         if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
             return call.wrapped()
-        streams = isinstance(loader.dataset, IterableDataset)
-        if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
-            return Cut(self, call.wrapped())
-        return Fetched(self, self.fetching.start(loader, call.wrapped, own_draws=True))
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            with changed(loader, in_order=True):  # any order is allowed, and ranks need the same
+                return LoaderIterator(call.wrapped(), self._cut)
+        inner = self.fetching.start(loader, call.wrapped, own_draws=True)
+        return LoaderIterator(inner, partial(self._fetched, inner._index_sampler.sizes))
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     def backward(self, call: Call) -> None:
@@ -77,43 +79,24 @@ class LocalView(Feature):
             return None  # refused by torch: it is no real scalar
         return self.share * (torch.ones_like(top) if seed is None else seed)
 
-
-class Fetched(LoaderIterator):
-    """An iterator of which this rank fetches its rows of every batch."""
-
-    def __init__(self, feature: LocalView, inner: Any) -> None:
-        super().__init__(inner)
-        self.feature = feature
-        self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
-
-    def __next__(self) -> Any:
-        batch = self.feature.fetching.fetch(self.inner)
-        sizes = self.sizes.popleft()
-        world = self.feature.run.world
-        self.feature.share = (
-            1.0 if sizes is None else sizes[world.rank] * world.world_size / sum(sizes)
-        )
+    def _fetched(self, sizes: deque[tuple[int, ...] | None], inner: Any) -> Any:
+        """Fetch this rank's rows of the next batch."""
+        batch = self.fetching.fetch(inner)
+        rows, world = sizes.popleft(), self.run.world
+        self.share = 1.0 if rows is None else rows[world.rank] * world.world_size / sum(rows)
         return batch
 
-
-class Cut(LoaderIterator):
-    """An iterator that every rank reads whole; this rank's rows are cut after."""
-
-    def __init__(self, feature: LocalView, inner: Any) -> None:
-        super().__init__(inner)
-        self.feature = feature
-
-    def __next__(self) -> Any:
-        batch = next(self.inner)
-        feature = self.feature
+    def _cut(self, inner: Any) -> Any:
+        """Cut this rank's rows out of the next batch, which every rank reads whole."""
+        batch = next(inner)
         rows = next(
             (x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0
         )
-        feature.share = 1.0
-        if rows < feature.group.size:
+        self.share = 1.0
+        if rows < self.group.size:
             return batch
-        cuts = feature.view.even_sizes(rows)
-        feature.share = cuts.local * feature.group.size / rows
+        cuts = self.view.even_sizes(rows)
+        self.share = cuts.local * self.group.size / rows
 
         def mine(x: Any) -> Any:
             batched = isinstance(x, Tensor) and x.dim() and x.shape[0] == rows

@@ -90,14 +90,6 @@ class Replicas:
             del self._kept[next(iter(self._kept))]
         return found
 
-    def arm(self, replica: Replica) -> None:
-        """Have a reducer wait for the gradients of the next backward, inside a common point.
-
-        Now and then ranks agree upon the buckets.
-        """
-        with torch.enable_grad():
-            torch_internals.arm(replica.reducer)
-
     def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
         group = self.group
         with group.together("reducer", leaves[0]):

@@ -198,12 +198,9 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
 
 
 def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> ShardedTensor:
-    """Return a sharded tensor of this local shard, placed as in `spec`.
-
-    A cached spec has another shape if a float decides it, as in `interpolate(x, scale_factor=2.0)`.
-    """
+    """Return a sharded tensor of this local shard, placed as in `spec`."""
     strides, shape = None, local.shape
-    if shape != spec.local_shape:
+    if shape != spec.local_shape:  # a float decides it, as in `interpolate(x, scale_factor=2.0)`
         spec = spec.sizes.spec(tuple(shape), spec.dim)
     if local.layout is STRIDED:
         strides = spec.strides.get(local.stride(), UNKNOWN)
@@ -296,7 +293,5 @@ def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 def first_of(args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the first sharded or partial tensor among the arguments."""
-    for x in leaves_in(args, kwargs):
-        if type(x) is ShardedTensor or type(x) is Partial:
-            return x
-    raise AssertionError("no sharded tensor among the arguments")
+    found = leaves_in(args, kwargs)
+    return next(x for x in found if type(x) is ShardedTensor or type(x) is Partial)

@@ -113,8 +113,8 @@ def a_generator_that_the_data_set_holds():
     found = []
     for rng, draw in generators.items():
         data = Noisy(rng, draw)
-        for workers in (0, 0, 1):
-            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
+        for workers, collate in ((0, None), (0, None), (0, list), (0, list), (1, None)):
+            found += order(DataLoader(data, 4, True, num_workers=workers, collate_fn=collate))
         found.append(draw(rng))
     return found, draws()
 
@@ -152,6 +152,22 @@ def a_batch_changed_in_place_leaves_the_data_alone():
 @script
 def an_empty_loader():
     return order(DataLoader(rows(3), 4, drop_last=True)), draws()
+
+
+@script
+def a_first_batch_that_cannot_be_fetched():
+    def sample(n):
+        if n == 1:
+            raise KeyError(n)
+        return torch.full((2,), float(n))
+
+    stream, found = iter(DataLoader(Listed(10, sample), 4)), []
+    for _ in range(4):
+        try:
+            found.append(next(stream, None))
+        except KeyError as error:
+            found.append(str(error))
+    return found
 
 
 NOT_BY_ROWS = {
@@ -236,9 +252,9 @@ def test_each_rank_fetches_its_rows_only():
         return first, fetched, local, x.sizes.per_rank
 
     assert on_ranks(script, 2) == [
-        # of the first batch of all, the first rank looks at every sample
+        # of the first batch of all, every rank looks at every sample
         ([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 5, 6, 7], [[0, 1, 2], [5, 6, 7]], (3, 2)),
-        ([3, 4, 8, 9], [3, 4, 8, 9], [[3, 4], [8, 9]], (3, 2)),
+        ([0, 1, 2, 3, 4, 8, 9], [3, 4, 8, 9], [[3, 4], [8, 9]], (3, 2)),
     ]
 
 

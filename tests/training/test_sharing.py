@@ -12,9 +12,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from autoddp.errors import Disagreement
 from autoddp.training.loading.message import packed
 from autoddp.view import is_sharded
 from tests.support.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
@@ -51,27 +51,6 @@ def what_is_written_into_a_batch_stays_a_ranks_own():
     return found
 
 
-@script
-def batches_that_cannot_be_pickled():
-    class Local:
-        def __init__(self, samples):
-            self.total = lambda: sum(x.sum() for x in samples)
-
-    loader = DataLoader(Sampled(lambda n: torch.rand(2)), 2, collate_fn=Local)
-    return [batch.total().item() for _ in range(2) for batch in loader], torch.rand(2)
-
-
-@script
-def batches_with_a_gradient():
-    net = nn.Linear(3, 2)
-    loader = DataLoader(
-        Sampled(lambda n: torch.rand(3)), 4, collate_fn=lambda xs: net(torch.stack(xs))
-    )
-    for out in loader:
-        out.sum().backward()
-    return net.weight.grad
-
-
 @pytest.fixture(scope="module")
 def seen():
     return Runs(lambda nproc: script.run(nproc))
@@ -83,15 +62,25 @@ def test_batches_are_those_of_one_process(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])
 
 
+def unpickled(xs):
+    return lambda: torch.stack(xs)
+
+
+def with_a_gradient(xs):
+    return torch.stack(xs).requires_grad_() * 2
+
+
 @pytest.mark.parametrize(
-    ("name", "why"),
-    {
-        "batches_that_cannot_be_pickled": "cannot be sent to other ranks",
-        "batches_with_a_gradient": "need a gradient",
-    }.items(),
+    ("collate", "why"),
+    [(unpickled, "cannot be sent to other ranks"), (with_a_gradient, "gradient")],
 )
-def test_why_every_rank_loads_all(seen, name, why):
-    assert seen[2][name][0].said("loaders", "every rank loads all", why), seen[2][name][0].decisions
+def test_batches_that_cannot_be_sent_end_in_one_line(collate, why):
+    def script(run):
+        loader = DataLoader(Sampled(lambda n: torch.rand(2)), 2, collate_fn=collate)
+        with pytest.raises(Disagreement, match=f"{why}.*; run with --loading each"):
+            list(loader)
+
+    on_ranks(script, 2)
 
 
 def test_a_batch_of_tensors_comes_out_as_rows_of_which_one_rank_loaded_all():
@@ -174,7 +163,7 @@ def test_a_loader_that_is_made_anew_for_each_pass_is_known():
 
     (zero, said), (one, _) = on_ranks(script, 2)
     assert zero == 3 * 8
-    assert one == 2  # its rows of the very first batch
+    assert one == 4  # the very first batch
     assert said == [
         "loaded once on each node, for all of its ranks: its batches hold more than numbers"
     ]

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_map
 
-from autoddp.comm.context import Code
-from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.loading.message import NotTransferable
 from autoddp.training.loading.shared_pass import LocalBatch, SharedPass
 from autoddp.view import ShardedTensor
 
@@ -51,17 +48,13 @@ class WholeBatches:
 
     def next(self) -> Any:
         """Return the next batch."""
-        context = self.job.view.context
-        if not context.on_script_thread():
-            # `within` would affect modules on the script's thread
-            return self.wrap(self.load())
-        with context.within(Code.PLAIN):
-            batch = self.load()
-        return self.checked(batch)
+        batch = self.load()
+        here = self.job.view.context.on_script_thread()
+        return self.checked(batch) if here else self.wrap(batch)
 
     def load(self) -> Any:
         """Return the next batch of the loader."""
-        return next(self.inner)
+        return self.job.fetching.fetch(self.inner)
 
     def checked(self, batch: Any) -> Any:
         """Compare the first batch between nodes, and return what the script gets."""
@@ -85,20 +78,9 @@ class SharedBatches(WholeBatches):
 
     def load(self) -> Any:
         """Return the next batch, which only the first rank has if it comes from workers."""
-        shared = self.shared
-        if not (self.loader.num_workers and shared.is_first):
-            return next(self.inner)
-        shared.requested += 1
-        with shared.acting():
-            try:
-                return shared.send_batch(next(self.inner), None, True)
-            except NotTransferable as refusal:
-                refused = Disagreement(f"{shared.where}: {refusal}; run with --loading each")
-                shared.send_error(refused, None)
-                raise refused from None
-            except (Exception, SystemExit) as error:
-                shared.send_error(error, None)
-                raise
+        if self.loader.num_workers and self.shared.is_first:
+            return self.shared.serve(super().load, from_worker=True)
+        return super().load()
 
     def wrap(self, batch: Any) -> Any:
         """Return what the script gets: a batch of tensors is sharded."""

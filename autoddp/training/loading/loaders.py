@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
@@ -16,8 +17,11 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.loading.batches import Batches, SharedBatches, WholeBatches
 from autoddp.training.loading.first_batch import FirstBatches
+from autoddp.training.loading.generators import OWN, own_generators
 from autoddp.training.loading.plan import (
     EACH,
+    MORE,
+    REASONS,
     ROWS,
     SHARED,
     THREAD,
@@ -28,9 +32,8 @@ from autoddp.training.loading.plan import (
     unlike_rows,
 )
 from autoddp.training.loading.rows import RowBatches
-from autoddp.training.loading.sampling import Fetching, changed
+from autoddp.training.loading.sampling import Fetching, RowSampler, changed
 from autoddp.training.loading.shared import Sharing
-from autoddp.training.loading.watch import DRAWS, OWN, own_generators
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -49,8 +52,8 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
-        self.sharing = Sharing(run, self.report_plan)
-        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self.sharing = Sharing(run)
+        self.plans: weakref.WeakKeyDictionary[Any, dict[str, Plan]] = weakref.WeakKeyDictionary()
         self._confirmed: list[Plan] = []  # in the same order on all ranks
 
     def setup(self, undo: ExitStack) -> None:
@@ -70,29 +73,25 @@ class Loaders(Feature):
             self.run.report.add("loaders", where, Plan(where, EACH, THREAD).describe())
             return call.wrapped()
         plan = self._planned(loader, where)
-        if plan.way != ROWS or plan.never_draws:  # else reported with the first batch
+        if plan.way != ROWS or plan.confirmed:  # else reported with the first batch
             self.report_plan(plan)
         self.run.waited.setdefault(where, 0.0)
         source = self.source(loader, plan, call.wrapped)
         return Batches(source, where, self.run.waited)
 
-    @patch(
-        "torch.utils.data:DataLoader._get_iterator",
-        why="one rank of a node starts the worker processes of a loader that its ranks share",
-    )
-    def follow(self, call: Call) -> Any:
-        """Make the loader's iterator; on ranks without workers one that follows the first rank."""
-        return self.sharing.follower(call.instance, call.wrapped)
-
     def source(self, loader: Any, plan: Plan, make: Callable[[], Any]) -> Any:
         """Begin a pass and return the source of its batches."""
+        where = plan.where
         if plan.way == ROWS:
             return RowBatches(self, loader, plan, make)
-        if plan.way == SHARED:
-            started = self.sharing.start(loader, make, plan)
-            return SharedBatches(self, loader, plan.where, *started)
-        with changed(loader, in_order=True):  # else each rank gets them in an order of its own
-            return WholeBatches(self, loader, plan.where, make())
+        sampler = getattr(loader._iterator, "_index_sampler", None)  # of persistent workers
+        if isinstance(sampler, RowSampler) and sampler.whole <= 1:
+            loader._iterator._shutdown_workers()
+            loader._iterator = None
+        with changed(loader, in_order=True):  # any order is allowed, and ranks need the same
+            if plan.way == SHARED:
+                return SharedBatches(self, loader, where, *self.sharing.start(loader, make, plan))
+            return WholeBatches(self, loader, where, make())
 
     # ---- plans
 
@@ -101,31 +100,35 @@ class Loaders(Feature):
             return Plan(where, EACH, "--loading each")
         if own_iterator(loader):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
-        reason = unlike_rows(loader)
-        if not reason and in_memory(loader.dataset):
-            return Plan(where, never_draws=True)
-        kept = self.plans.get(owner(loader))
-        if kept is None:
+        unlike = unlike_rows(loader)
+        if not unlike and in_memory(loader.dataset):
+            return Plan(where, confirmed=True)
+        plans = self.plans.setdefault(owner(loader), {})
+        if unlike not in plans:
             apart = APART if self.loading == ROWS else ""
-            kept = Plan(where, reason=apart, generators=own_generators())
-            self.plans[owner(loader)] = kept
-        kept.where = where
-        return replace(kept, way=SHARED, reason=reason) if reason else kept
+            plans[unlike] = Plan(where, ROWS, apart, unlike, generators=own_generators())
+        plan = plans[unlike]
+        plan.where = where
+        streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        if unlike and (loader.num_workers or streams):
+            return replace(plan, way=SHARED, reason=unlike)
+        if plan.confirmed:
+            self.decide(plan, plan.late_draws, loader.num_workers > 0)
+        return plan
 
-    def decide(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
-        """Decide by the first batch and a `reason` against rows; return another plan, or None."""
-        if plan.confirmed and reason in (DRAWS, OWN):
+    def decide(self, plan: Plan, reason: str, workers: bool) -> None:
+        """Decide by a `reason` of any rank against rows. A collective call."""
+        mine = torch.tensor([REASONS.index(reason)], device=CPU)
+        reason = REASONS[int(self.view.group.all_reduce(mine, MAX).item())]
+        if plan.confirmed and reason:
             self.run.report.doubt("loaders", plan.where, reason + LATE)
-        plan.late_draws = ""
+        elif not (plan.confirmed or reason):
+            self._confirmed.append(plan)
         if reason:
             # a generator in this process must advance on all ranks
-            plan.way, plan.reason = EACH if reason == OWN and not workers else SHARED, reason
-            return self.report_plan(plan)
-        if not plan.confirmed:
-            self._confirmed.append(plan)
-        plan.confirmed = True
-        self.report_plan(plan)
-        return None
+            plan.way = EACH if reason == OWN and not workers else SHARED
+            plan.reason = plan.unlike if plan.unlike and reason == MORE else reason
+        plan.confirmed = not reason
 
     def report_plan(self, plan: Plan) -> Plan:
         """Report a plan and return it."""
@@ -135,10 +138,6 @@ class Loaders(Feature):
 
     def _at_end(self) -> None:
         """Report draws in later batches that no further pass has reported."""
-        if not self._confirmed:
-            return
-        local = [float(plan.late_draws != "") for plan in self._confirmed]
-        found = self.view.group.all_reduce(torch.tensor(local, device=CPU), MAX).tolist()
-        for plan, drew in zip(self._confirmed, found, strict=True):
-            if drew:
-                self.run.report.doubt("loaders", plan.where, DRAWS + LATE)
+        for plan in self._confirmed:
+            if plan.confirmed:
+                self.decide(plan, plan.late_draws, False)

@@ -72,18 +72,11 @@ class _Packer(pickle.Pickler):
         if storage is None or not 0 < x.nbytes < storage.nbytes():
             return x.__reduce_ex__(5)
         # a view is sent without the rest of its memory
-        if not x.is_contiguous() or x.is_conj() or x.is_neg() or x.requires_grad:
-            return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
-        raw: Any = x.reshape(-1).view(torch.uint8).numpy()
-        return _tensor_from, (pickle.PickleBuffer(raw), x.dtype, tuple(x.shape))
+        return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
 
 
 def _storage_from(buffer: Any) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
-
-
-def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
 def _to_device(x: Tensor, device: str) -> Tensor:

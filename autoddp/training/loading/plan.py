@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
+from autoddp.training.loading.generators import DRAWS, OWN
+
 ROWS, SHARED, EACH = "rows", "shared", "each"
 THREAD = "it is iterated in a thread of the script"
+MORE = "its batches hold more than numbers"
+REASONS = ("", DRAWS, MORE, OWN)  # against rows; the last one that holds is reported
 
 
 @dataclass(eq=False)
@@ -18,19 +22,19 @@ class Plan:
     """The way in which a data set is loaded, and the reason if it is not by rows.
 
     Attributes:
-        confirmed: Whether the first batch was loaded by rows without an objection.
-        never_draws: Whether the data set is known to draw nothing: tensors in memory.
+        unlike: The reason against rows that the loader itself shows.
+        confirmed: Whether it is by rows for good, as the first batch has shown.
         late_draws: What a later fetch on this rank drew from, in words.
-        generators: The random generators that are objects.
+        generators: The random generators that are objects; None if the data set draws nothing.
     """
 
     where: str
     way: str = ROWS
     reason: str = ""
+    unlike: str = ""
     confirmed: bool = False
-    never_draws: bool = False
     late_draws: str = ""
-    generators: list[Any] = field(default_factory=list)
+    generators: list[Any] | None = None
 
     def describe(self) -> str:
         """Return the plan in words."""
@@ -50,10 +54,8 @@ def unlike_rows(loader: Any) -> str:
         return "it makes no batches (batch_size=None)"
     if loader.collate_fn is not default_collate:
         return "it has a collate function of its own"
-    if _fetches_batches(loader.dataset):
-        return "its data set fetches a batch by a function of its own"
-    ordered = getattr(loader, "in_order", True)
-    return "" if ordered else "its batches come in any order (in_order=False)"
+    own = _fetches_batches(loader.dataset)
+    return "its data set fetches a batch by a function of its own" if own else ""
 
 
 def _fetches_batches(dataset: Any) -> bool:

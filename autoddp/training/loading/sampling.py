@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DistributedSampler
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.loading.watch import DrawWatch, WatchingCollate
+from autoddp.training.loading.generators import DrawWatch, WatchingCollate
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 APART = 7919  # difference between the seeds of neighbouring ranks
 
 
-class RowSampler(DistributedSampler[Any]):
+class RowSampler:
     """A sampler that takes this rank's part of each batch of indices of the script's sampler.
 
     All ranks have the same random state, so that the script's sampler yields the same order on all.
@@ -34,20 +33,16 @@ class RowSampler(DistributedSampler[Any]):
     ranks is whole on all of them.
 
     Attributes:
-        before_fetch: Called when the script's sampler has yielded a batch.
+        before_fetch: Called when the script's sampler has yielded a batch; gets whether it is cut.
         whole: The number of batches at the beginning that stay whole.
-        records: Whether a pass may have to begin again.
-        seen: The batches of indices of a pass until its first batch is confirmed; else None.
+        seen: The batches of indices of a pass until the script has its first batch; else None.
     """
 
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
-        nothing: Any = ()  # the data set may have no length
-        super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
-        self.batches = batches
-        self.before_fetch: Callable[[], object] = lambda: None
+        self.batches, self.ranks, self.rank = batches, ranks, rank
+        self.before_fetch: Callable[[bool], object] = lambda cut: None
         self.sizes: deque[tuple[int, ...] | None] = deque()
         self.whole: float = 0
-        self.records = False
         self.seen: list[Any] | None = None
         self.rest: Iterator[Any] = iter(())
         self._resumes = False
@@ -55,14 +50,13 @@ class RowSampler(DistributedSampler[Any]):
     def resume(self) -> None:
         """Begin the next pass with the batches of this one that were yielded; all are whole."""
         self.rest = itertools.chain(self.seen or (), self.rest)
-        self.whole, self.records, self._resumes = math.inf, False, True
+        self.whole, self._resumes = math.inf, True
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self.set_epoch(self.epoch + 1)
-        self.seen = [] if self.records else None
+        self.seen = [] if self.whole == 1 else None
         self.sizes = deque()  # of this pass; workers read ahead
         if not self._resumes:
             self.rest = iter(self.batches)
@@ -74,12 +68,12 @@ class RowSampler(DistributedSampler[Any]):
             indices = list(batch)
             if self.seen is not None:
                 self.seen.append(indices)
-            sizes = even_sizes(len(indices), self.num_replicas)
+            sizes = even_sizes(len(indices), self.ranks)
             sharded = bool(sizes[-1])  # the last rank has the fewest rows
             queue.append(sizes if sharded else None)
-            self.before_fetch()
-            start = sum(sizes[: self.rank])
             cut = sharded and number >= self.whole
+            self.before_fetch(cut)
+            start = sum(sizes[: self.rank])
             yield indices[start : start + sizes[self.rank]] if cut else indices
 
 
@@ -116,6 +110,7 @@ class Fetching:
         self.run = run
         self.moved = ""  # what the last fetch in this process drew from
         self.outside: DrawWatch | None = None  # the script's generators before a fetch
+        self.cut = False  # whether this rank fetches its rows alone
         self._seeded = 0  # fetches with draws of this rank's own
 
     def start(
@@ -124,7 +119,7 @@ class Fetching:
         make: Callable[[], Any],
         own_draws: bool,
         watched: list[Any] | None = None,
-        whole: int = 0,
+        whole: float = 0,
     ) -> Any:
         """Make the loader's iterator over this rank's rows of every batch.
 
@@ -138,18 +133,19 @@ class Fetching:
         """
         world = self.run.world
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
-        sampler.whole, sampler.records = whole, watched is not None
+        sampler.whole = whole
         context, here = self.run.group.context, not loader.num_workers
         draws = own_draws or watched is not None
 
-        def before_fetch() -> None:
+        def before_fetch(cut: bool) -> None:
             if here and draws and context.on_script_thread():
-                self.outside = DrawWatch(watched or [])
-                if own_draws:
+                self.outside, self.cut = DrawWatch(watched or []), cut
+                if own_draws and cut:
                     self._seed()
 
         sampler.before_fetch = before_fetch
-        changes = self._workers(loader) | {"batch_sampler": sampler}
+        # batches may come in any order, and ranks need the same
+        changes = self._workers(loader) | {"batch_sampler": sampler, "in_order": True}
         if own_draws:
             changes["generator"] = self._own_seeds(loader)
         if watched is not None and loader.num_workers:
@@ -158,10 +154,10 @@ class Fetching:
         with changed(loader, **changes):
             return make()
 
-    def fetch(self, inner: Any, keep: bool = False) -> Any:
+    def fetch(self, inner: Any) -> Any:
         """Fetch the next batch, with modules in the data set not sharded.
 
-        Afterwards restore the generators, unless `keep` is set.
+        Afterwards restore the generators, unless all ranks have fetched the same.
         """
         self.outside, self.moved = None, ""
         if not self.run.group.context.on_script_thread():
@@ -173,7 +169,7 @@ class Fetching:
         finally:
             if self.outside is not None:
                 self.moved = self.outside.moved()
-                if self.moved and not keep:
+                if self.moved and self.cut:
                     self.outside.put_back()
 
     def _seed(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from socket import MSG_NOSIGNAL
@@ -15,14 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, WAITING
 from autoddp.errors import Disagreement, RankEnded
-from autoddp.training.loading.generators import Generators
+from autoddp.training.loading.generators import OWN, DrawWatch, Generators
 from autoddp.training.loading.link import NodeLink
-from autoddp.training.loading.message import packed
+from autoddp.training.loading.message import NotTransferable, packed
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-BATCH, RAISED, LOAD_IT = "batch", "raised", "yourself"
+BATCH, RAISED = "batch", "raised"
 
 
 @dataclass
@@ -64,24 +65,41 @@ class SharedPass:
         for connection in self.ends.values():
             connection.close()
 
-    def states(self) -> Generators | None:
-        """Return a snapshot of the generators; None in a thread, as others may draw meanwhile."""
-        return Generators() if self._on_script_thread() else None
-
     # ---- the first rank
 
-    def send_batch(self, batch: Any, before: Generators | None, from_worker: bool) -> Any:
-        """Send a batch to all others, and return this rank's own part.
+    def serve(
+        self, load: Callable[[], Any], own: Sequence[Any] = (), from_worker: bool = False
+    ) -> Any:
+        """Load a batch, send it or the error to all others, and return this rank's own part.
 
         Args:
-            batch: The batch of the loader.
-            before: The states of generators before it was loaded; None if nothing was drawn here.
-            from_worker: Whether it comes from a worker process.
+            load: Loads the batch.
+            own: Generators that are objects, which do not advance on the other ranks.
+            from_worker: Whether a worker process loads it.
 
         Raises:
-            NotTransferable: The batch cannot be sent.
+            Disagreement: The batch cannot be sent, or one of `own` has advanced.
         """
-        moved, size = _moved(before), self.run.group.size
+        self.requested += 1
+        # in a thread others may draw meanwhile
+        here = self._on_script_thread() and not from_worker
+        before = DrawWatch(own) if here else None
+        with self.at(ACTING, self._words()):
+            try:
+                batch = load()
+                if before is not None and before.own and before.moved() == OWN:
+                    raise NotTransferable(OWN)
+                return self._send_batch(batch, _moved(before), from_worker)
+            except NotTransferable as refusal:
+                refused = Disagreement(f"{self.where}: {refusal}; run with --loading each")
+                self._send_error(refused, None)
+                raise refused from None
+            except (Exception, SystemExit) as error:
+                self._send_error(error, _moved(before))
+                raise
+
+    def _send_batch(self, batch: Any, moved: Generators | None, from_worker: bool) -> Any:
+        size = self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
             self._send(BATCH, dict.fromkeys(self.ends, (batch, moved)), from_worker)
@@ -96,13 +114,8 @@ class SharedPass:
         self._send(BATCH, {rank: (rows(rank), moved) for rank in self.ends}, from_worker)
         return replace(rows(self.run.world.rank), whole=batch)
 
-    def send_error(self, error: BaseException, before: Generators | None) -> None:
-        """Send an error to all others."""
-        self.notify(RAISED, (Outcome(error=error).to_bytes(), _moved(before)))
-
-    def notify(self, kind: str, payload: Any) -> None:
-        """Send all others another answer than a batch."""
-        self._send(kind, dict.fromkeys(self.ends, payload))
+    def _send_error(self, error: BaseException, moved: Generators | None) -> None:
+        self._send(RAISED, dict.fromkeys(self.ends, (Outcome(error=error).to_bytes(), moved)))
 
     def _send(self, kind: str, payloads: dict[int, Any], from_worker: bool = False) -> None:
         distinct = {id(payload): payload for payload in payloads.values()}
@@ -120,16 +133,17 @@ class SharedPass:
 
     # ---- the others
 
-    def receive(self) -> tuple[str, Any]:
-        """Wait for the answer to the last request: its kind and its payload.
+    def receive(self) -> Any:
+        """Wait for the next batch; return it or raise its error, and set the generators.
 
         Raises:
             StopIteration: The first rank has left the pass, and a thread of the script reads ahead.
             RankEnded: The first rank has ended.
         """
+        self.requested += 1
         with self.at(WAITING, self._words()):
             try:
-                kind, number, payload = pickle.load(self.ends[self.first])
+                kind, number, (found, states) = pickle.load(self.ends[self.first])
             except (EOFError, OSError, pickle.UnpicklingError):
                 if not self._on_script_thread():
                     raise StopIteration from None
@@ -138,11 +152,6 @@ class SharedPass:
                 ) from None
         if number != self.requested:
             raise Disagreement(f"rank {self.first} was interrupted in {self._words()}")
-        return kind, payload
-
-    def unpack(self, kind: str, payload: Any) -> Any:
-        """Return the batch or raise the error, with the generators as on the first rank."""
-        found, states = payload
         if states is not None:
             states.put_back()
         return Outcome.from_bytes(found).unwrap() if kind == RAISED else found
@@ -158,15 +167,11 @@ class SharedPass:
             return nullcontext()
         return self.run.group.position.at(kind, words)
 
-    def acting(self) -> AbstractContextManager[None]:
-        """Show that the first rank does what the others wait for."""
-        return self.at(ACTING, self._words())
-
     def _words(self) -> str:
         return f"batch {self.requested} of {self.where}, loaded by rank {self.first}"
 
 
-def _moved(before: Generators | None) -> Generators | None:
+def _moved(before: DrawWatch | None) -> Generators | None:
     """Return the states of generators, None if nothing was drawn since `before`."""
     if before is None:
         return None
