@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from autoddp.cli import commands, hash_seed, hints
+from autoddp.cli import commands, hash_seed
+from autoddp.cli.help import missing_command
 from autoddp.cli.parameters import Action, app
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.report import PREFIX, stdout_is_read
@@ -55,7 +56,7 @@ def parse(arguments: list[str]) -> Action | int | None:
     try:
         result: Any = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)
     except usage_error as error:
-        raise BadInput(hints.missing_command(arguments) or described(error, arguments)) from None
+        raise BadInput(missing_command(arguments) or described(error, arguments)) from None
     return result
 
 

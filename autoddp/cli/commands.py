@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autoddp.cli import hints
-from autoddp.cli.help import examples
+from autoddp.cli.help import USAGE_ERROR, examples, misplaced_option
 from autoddp.cli.parameters import Action, GetScript, app, command_of
 from autoddp.options import Options
 from autoddp.options.parsing import Values, check_no_run, integer, split
@@ -44,10 +43,10 @@ def run(
             code = launch.run(recorded(target, options, options.record), options)
         else:
             code = launch.run(target, options)
-        hint = hints.misplaced_option(target.name, target.args)
+        hint = misplaced_option(target.name, target.args)
         # a script that does not parse its arguments has run on one rank, without an error
         ignored = options.nproc is None and hint.startswith("--nproc ")
-        if hint and (code == hints.USAGE_ERROR or ignored):
+        if hint and (code == USAGE_ERROR or ignored):
             launch.say(options, hint)
         return code
 

@@ -17,19 +17,20 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.in_order import InOrder, differ, without_file
+from autoddp.comm.in_order import InOrder, await_end, differ, without_file
 from autoddp.comm.signal_sync import SignalSync
 from autoddp.report import users_line
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from autoddp.comm.group import Group
     from autoddp.comm.line import Lines
     from autoddp.comm.node_memory import NodeMemory
 
@@ -109,3 +110,49 @@ class CollectiveCheck(InOrder):
     def newest(self) -> str:
         """Return the newest noted stamp in words; if there is none, words for any computation."""
         return self._noted.partition(" ")[2] or "what its device computes"
+
+
+class Together:
+    """A place of the program at which all ranks wait for each other, as a context manager.
+
+    A step has several of them: a generator would take longer.
+
+    Attributes:
+        stamp: The place in words, which all ranks compare.
+    """
+
+    __slots__ = ("_at", "_group", "_is_point", "_x", "stamp")
+
+    def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
+        words = group.collective_check.words(what, x)
+        self._group, self._x, self.stamp = group, x, f"{group.passed} {words}"
+        self._at = group.position.at(kind, words)
+
+    def __enter__(self) -> Together:
+        self._is_point = self._group.signal_sync.here() and not torch_internals.in_backward()
+        self._at.__enter__()
+        return self
+
+    def exchange(self, body: bytes, merge: Merge) -> bytes:
+        """Return what `merge` makes of all ranks' bodies, once all are here."""
+        return self._group.collective_check.exchange(self.stamp, body, merge)
+
+    def agree(self) -> None:
+        """Check that all ranks are about to do the same, or note it where only a device waits."""
+        if self._group.native and self._x.device.type != "cpu":
+            self._group.collective_check.note(self.stamp)
+        else:
+            self.exchange(b"", lambda _: b"")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        group = self._group
+        try:
+            # torch's own message names a rank that did nothing wrong
+            if isinstance(error, RuntimeError) and (
+                isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+            ):
+                await_end(group.store, group.rank)
+        finally:
+            self._at.__exit__()
+        if error is None and self._is_point:
+            group.signal_sync.leave()

@@ -6,6 +6,8 @@ see `Rpc`.
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,13 +20,13 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
+from autoddp.comm.collective_check import Together
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.node_memory import NodeMemory, shared
 from autoddp.comm.position import WAITING
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.timeout import Timeout, silent
-from autoddp.comm.together import Together
 from autoddp.comm.world import World
 from autoddp.torch_internals import plain_tensors
 
@@ -57,7 +59,7 @@ class Group(Rpc):
         # an accelerator's own backend, by which the accelerator waits, not the script
         self.native = native
         self.kind = ""  # torch's word for the accelerators of all ranks
-        self.placed: list[int] | None = None  # what `topology.nodes` has found out
+        self.placed: list[int] | None = None  # the node of each rank, once `nodes` has found it
         self.gathered = 0  # bytes that came from other ranks
         # what ranks do together once the script has ended well
         self.at_end: list[Callable[[], None]] = []
@@ -201,6 +203,25 @@ class Group(Rpc):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.agree(True)
+
+    # ---- nodes
+
+    def nodes(self) -> list[int]:
+        """Return the node of each rank, rank 0's is 0; all ranks call this."""
+        if self.placed is None:
+            world = self.world
+            mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher gives node_rank
+            names = []
+            if world.local_world_size < world.world_size:
+                names = json.loads(self.confer("the nodes", json.dumps(mine).encode()))
+            numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+            self.placed = [numbers[name] for name in names] or [0] * world.world_size
+        return self.placed
+
+    def leaders(self) -> list[int]:
+        """Return the first rank of each node; all ranks call this."""
+        placed = self.nodes()
+        return [placed.index(node) for node in range(max(placed) + 1)]
 
 
 def _is_small(x: Tensor) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.response import addinfourl
 
-from autoddp.comm.topology import leaders
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
 from autoddp.effects.engine import Mode
 from autoddp.patching import Call, patch
@@ -64,7 +63,7 @@ class Downloads(EffectFeature):
 
         site = f"{call.name} at {users_line(1)}"
         with self.context.internal():
-            for leader in leaders(self.effects.group):
+            for leader in self.effects.group.leaders():
                 answer = self.run.group.call(site, load, by=leader, all_here=True)
             return loaded[0] if loaded else answer if makes else call.plain()
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.comm.topology import nodes
 from autoddp.effects import paths
 from autoddp.effects.effect_feature import EffectFeature
 from autoddp.effects.engine import Writers
@@ -36,7 +35,7 @@ class Nodes(EffectFeature):
         """Find the nodes that do not share the current folder, and report them."""
         super().setup(undo)
         with self.context.internal():
-            node_of = nodes(self.effects.group)
+            node_of = self.effects.group.nodes()
         # by their first ranks: the nodes that may lack a folder
         self._nodes = {node_of.index(node): node for node in range(1, max(node_of) + 1)}
         self._lacking: dict[str, tuple[int, ...]] = {NOWHERE: ()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from autoddp.comm.control_plane import Channel
 from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
+from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import devices, network
 from autoddp.process.agreement import agree, compare, facts_of
-from autoddp.process.backend import decide
-from autoddp.process.devices import Devices
+from autoddp.process.devices import Devices, variable, words
 from autoddp.process.script import Script
+
+PLAIN = ("auto", "gloo")  # values of --backend that need no accelerator
+NATIVE = "native"  # value of --backend: the accelerator's own backend, by whatever name
 
 
 def find_devices() -> Devices:
@@ -38,7 +41,7 @@ def take_device(world: World, given: Devices) -> None:
     """
     if not given.names:
         return
-    give(HERE.given, devices.variable(given.kind, os.environ), given.of(world.local_rank))
+    give(HERE.given, variable(given.kind, os.environ), given.of(world.local_rank))
     begin = getattr(torch.get_device_module(given.kind), "init", None)
     if begin is not None:
         begin()
@@ -113,3 +116,35 @@ def set_interface(world: World) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
         give(HERE.given, "NCCL_SOCKET_IFNAME", f"={interface}")  # without `=`, eth0 fits eth01, too
+
+
+def decide(found: Devices, places: Sequence[str], wanted: str = "auto") -> tuple[str, str]:
+    """Choose the backend for all ranks; return its name, and the reason for the line at the start.
+
+    Args:
+        found: The devices of rank 0's node; each rank has devices of that kind.
+        places: For each rank, a name of its device that no other device of the job has; empty for
+            CPUs.
+        wanted: `--backend`.
+
+    Raises:
+        BadInput: The ranks cannot use what is wanted.
+    """
+    ranks, there, why = len(places), len(set(places)), "asked for"
+    if not places[0]:
+        why = found.why
+    elif ranks > there:
+        why = f"{ranks} ranks share {words(found.kind, there)}"
+    elif not found.backend or wanted not in (*PLAIN, NATIVE, found.backend):
+        why = f"the backend of {found.kind} is {found.backend or 'none'}"
+    elif wanted != "gloo":
+        return found.backend, f"a {words(found.kind, 1)[2:]} for each rank"
+    if wanted not in PLAIN:
+        raise BadInput(f"--backend is {wanted}, but {why}; use --backend gloo")
+    if places[0] and found.kind != "cuda":
+        name = variable(found.kind, os.environ)
+        raise BadInput(
+            f"gloo knows no tensors of {found.kind}, and is the backend here ({why}); give each "
+            f"rank a device of its own, or have all compute on CPUs: {name}= before the command"
+        )
+    return "gloo", why

@@ -16,7 +16,6 @@ import torch
 from autoddp import __version__
 from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
-from autoddp.comm.topology import leaders
 from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
@@ -65,7 +64,7 @@ def member(
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
     HERE.world = world
-    nodes = len(leaders(group))
+    nodes = len(group.leaders())
     report.say(
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{backend} ({why}), {options.view} view"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.process.backend import decide
 from autoddp.process.devices import Devices, visible
+from autoddp.process.joining import decide
 
 
 def gpus(*names):

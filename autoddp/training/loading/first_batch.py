@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.topology import leaders
 from autoddp.training.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class FirstBatches:
                 found.add_number("the length of its data set", len(dataset))
             found.add("its first batch", _numbers(tree_leaves(batch)))
             strict, group = self.run.view.report.strict, self.run.group
-            found.compare(group, where, strict, WHY, leaders(group))
+            found.compare(group, where, strict, WHY, group.leaders())
 
 
 def _numbers(leaves: Iterable[Any]) -> Iterable[Tensor]:

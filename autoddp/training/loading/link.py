@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from autoddp.comm import control_plane
 from autoddp.comm.timeout import Timeout
-from autoddp.comm.topology import nodes
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -80,7 +79,7 @@ def _received(link: socket.socket) -> BinaryIO:
 def connect(run: Run) -> NodeLink:
     """Connect the ranks of each node. A collective call."""
     group, rank = run.group, run.world.rank
-    placed = nodes(group)
+    placed = group.nodes()
     ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
     # a job may have several sessions
     key = f"loading/{ranks[0]}/{group.store.add(f'loading/of/{rank}', 1)}"
