@@ -14,17 +14,18 @@ pytestmark = pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["", "simulated"])
 def test_every_part_passes_or_is_not_here(kind, tmp_path, monkeypatch):
-    if kind:
-        if reason := jobs.lacking():
-            pytest.skip(reason)
-        for name, value in jobs.environ({"SIMULATED_DEVICES": "2"}).items():
-            monkeypatch.setenv(name, value)
+    if kind and (reason := jobs.lacking()):
+        pytest.skip(reason)
+    environ = jobs.environ({"SIMULATED_DEVICES": "2"}) if kind else {}
     # tests/accelerator/test_jobs.py has the others, in forks
     few = ["equal batchnorm", "equal prefetcher", "in_flight"]
     few += [] if kind else ["decorated"]
     monkeypatch.setattr(checks, "CHECKS", [c for c in checks.CHECKS if c.name in few])
     out = tmp_path / "gpu.md"
-    code = main(["--tiny", "--rounds", "1", "--seconds", "1350", "--out", str(out)])
+    with monkeypatch.context() as patch:  # undone before the environment is compared
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        code = main(["--tiny", "--rounds", "1", "--seconds", "1350", "--out", str(out)])
     page = out.read_text()
     print(page)
     assert code == 0, page

@@ -94,7 +94,7 @@ def rules(trial: Trial) -> tuple[Result, str]:
     what = "microseconds of a function on sharded tensors"
     if trial.late:
         return Result("rules", what, NOT_HERE, "no time was left"), ""
-    few = ["--rounds", "1", "F.relu", "MLP"] if trial.tiny else ["--rounds", "5", "--sessions", "1"]
+    few = ["--rounds", "1", "F.relu"] if trial.tiny else ["--rounds", "5", "--sessions", "1"]
     kind = trial.machine.kind or "cpu"
     told = [sys.executable, "-m", "benchmarks.operators", "--device", kind, *few]
     done = run(told, trial, 120)

@@ -1,7 +1,7 @@
 """Batches of which each rank fetches its rows, unless the first batch shows that it must not.
 
-Every rank fetches all of a data set's first batch: if that rules out rows, it is the batch that the
-script gets, and no sample is fetched twice.
+Every rank fetches all of a data set's first batch. If that rules out rows, the script gets it, or
+that of the node's first rank, and no rank fetches a sample twice.
 """
 
 from __future__ import annotations
@@ -87,7 +87,11 @@ class RowBatches:
         shared = job.sharing.begin(self.loader, plan)
         job.sharing.take_over(self.inner, shared, plan)
         self.successor = SharedBatches(*given, shared)
-        return self.successor.checked(batch)
+        # not this rank's: a collate function may keep state, as a vocabulary that grows
+        found = (
+            shared.serve(lambda: batch, all_states=True) if shared.is_first else shared.receive()
+        )
+        return self.successor.checked(found)
 
     def _restarted(self, plan: Plan) -> WholeBatches:
         """Begin the pass again with new workers, from the indices that were drawn already."""

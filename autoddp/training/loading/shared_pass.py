@@ -68,7 +68,11 @@ class SharedPass:
     # ---- the first rank
 
     def serve(
-        self, load: Callable[[], Any], own: Sequence[Any] = (), from_worker: bool = False
+        self,
+        load: Callable[[], Any],
+        own: Sequence[Any] = (),
+        from_worker: bool = False,
+        all_states: bool = False,
     ) -> Any:
         """Load a batch, send it or the error to all others, and return this rank's own part.
 
@@ -76,6 +80,7 @@ class SharedPass:
             load: Loads the batch.
             own: Generators that are objects, which do not advance on the other ranks.
             from_worker: Whether a worker process loads it.
+            all_states: Whether to send the states of generators even if `load` does not draw.
 
         Raises:
             Disagreement: The batch cannot be sent, or one of `own` has advanced.
@@ -89,7 +94,8 @@ class SharedPass:
                 batch = load()
                 if before is not None and before.own and before.moved() == OWN:
                     raise NotTransferable(OWN)
-                return self._send_batch(batch, _moved(before), from_worker)
+                moved = Generators() if all_states else _moved(before)
+                return self._send_batch(batch, moved, from_worker)
             except NotTransferable as refusal:
                 refused = Disagreement(f"{self.where}: {refusal}; run with --loading each")
                 self._send_error(refused, None)
