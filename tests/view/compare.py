@@ -38,11 +38,19 @@ def copy(x: Any) -> Any:
 
 def difference(want: Any, got: Any, rtol: float = 1e-9) -> str | None:
     """Describe the first difference between the results on the whole and on rows."""
-    ours, mine = tree_flatten(want)[0], tree_flatten(tree_map(full, got))[0]
+    ours, mine = tree_flatten(want)[0], tree_flatten(tree_map(_whole, got))[0]
     if len(ours) != len(mine):
         return f"{len(mine)} results instead of {len(ours)}"
     found = (_one(a, b, rtol) for a, b in zip(ours, mine, strict=True))
     return next((said for said in found if said), None)
+
+
+def _whole(x: Any) -> Any:
+    """The whole of a sharded tensor, which has the shape that the sharded tensor shows."""
+    whole = full(x)
+    if isinstance(x, Tensor) and x.shape != whole.shape:
+        raise AssertionError(f"shows {tuple(x.shape)}, but holds {tuple(whole.shape)}")
+    return whole
 
 
 def _one(a: Any, b: Any, rtol: float) -> str | None:
