@@ -176,12 +176,13 @@ def test_two_machines(request, start, plain):
     lines = [short(line).replace("10.0.0.1", master).replace("29500", str(port)) for line in PAIR]
     assert len(set(lines)) == 2
     prefix = [["ip", "netns", "exec", name] if names else [] for name in names or "ab"]
-    (out, err), (second, _) = end(
+    (out, err), (second, err2) = end(
         *(start([*before, "sh", "-c", line]) for before, line in zip(prefix, lines, strict=True))
     )
     same_text(plain("--epochs 1"), out, PRINTED, "stdout")
     assert second == ""
     assert "[autoddp] 4 ranks on 2 nodes, " in err
+    assert "hostname of the client" not in err + err2, "torch misses DNS"
 
 
 @pytest.mark.slow

@@ -55,13 +55,18 @@ def fork_cli(*args: object, **how: Any) -> Completed:
 
 
 def start_cli(
-    *args: object, folder: Path, env: Mapping[str, str] | None = None, network: str = ""
+    *args: object,
+    folder: Path,
+    logs: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    network: str = "",
 ) -> warm.Fork:
-    """Start `autoddp ARGS` by such a fork; what it writes is in two files beside `folder`."""
-    logs = [folder.with_name(f"{folder.name}.{name}") for name in ("out", "err")]
+    """Start `autoddp ARGS` by such a fork; what it writes is in LOGS.out and LOGS.err."""
+    beside = logs or folder
+    files = [beside.with_name(f"{beside.name}.{name}") for name in ("out", "err")]
     variables = environ({"PYTHONHASHSEED": "0", **(env or {})})  # else it would start anew
     return warm.shared().start(
-        "autoddp", *map(str, args), folder=folder, logs=logs, env=variables, network=network
+        "autoddp", *map(str, args), folder=folder, logs=files, env=variables, network=network
     )
 
 
