@@ -34,10 +34,9 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_effects_happen_once(site, tmp_path, nproc):
+def test_effects_happen_once(site, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = ["-m", "autoddp", "run", "-q", "--nproc", nproc, "train.py"]
+    command = ["-m", "autoddp", "run", "-q", "--nproc", 2, "train.py"]
     done = run_python(*command, cwd=tmp_path, env={"PYTHONPATH": str(site)})
     assert done.rc == 0, done.err
     assert done.out == "True 2 ['log.csv', 'note.txt', 'runs', 'train.py']\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from autoddp import cli
 from autoddp.options import ROWS
 from autoddp.process.features import FEATURES
 from tests.launch import test_two_nodes
-from tests.support.cli import ROOT, environ
+from tests.support.cli import ROOT, environ, fork_cli, fork_python
 from tests.support.ports import free_port
 from tests.support.same import NUMBER, same_text
 
@@ -119,23 +120,30 @@ def end(*processes: subprocess.Popen[str], codes: tuple[int, ...] = (0,)) -> lis
     return printed
 
 
+def typed(line: str, start) -> tuple[str, str]:
+    """The output of a command: `autoddp run` by a fork of a process with torch, others by a shell.
+
+    `test_the_main_job_shows_what_readme_shows` and `test_two_machines` type `autoddp run`.
+    """
+    words = shlex.split(line)
+    if words[:2] != ["autoddp", "run"]:
+        return end(start(line))[0]
+    done = fork_cli(*words[1:], cwd=start.project, timeout=240)
+    assert done.rc == 0, f"{line}\n{done.out}\n{done.err}"
+    return done.out, done.err
+
+
 @pytest.fixture(scope="module")
-def plain(console, tmp_path_factory):
+def plain(tmp_path_factory):
     """What `python train.py` prints, with some arguments."""
     known: dict[str, str] = {}
 
     def output(arguments: str) -> str:
         if arguments not in known:
-            done = subprocess.run(
-                [sys.executable, str(DIGITS), *arguments.split()],
-                cwd=tmp_path_factory.mktemp("plain"),
-                env=console,
-                capture_output=True,
-                text=True,
-                timeout=240,
-                check=True,
-            )
-            known[arguments] = done.stdout
+            folder = tmp_path_factory.mktemp("plain")
+            done = fork_python(DIGITS, *arguments.split(), cwd=folder, timeout=240)
+            assert done.rc == 0, done.err
+            known[arguments] = done.out
         return known[arguments]
 
     return output
@@ -156,7 +164,7 @@ def shape(line: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ALONE)
 def test_a_command(line, start, plain):
-    ((out, err),) = end(start(short(line)))
+    out, err = typed(short(line), start)
     trained = re.search(rf"(?:{'|'.join(map(re.escape, TRAINS))})(.*)", short(line))
     if trained:
         same_text(plain(trained[1].strip()), out, PRINTED, "stdout")
@@ -176,12 +184,13 @@ def test_two_machines(request, start, plain):
     lines = [short(line).replace("10.0.0.1", master).replace("29500", str(port)) for line in PAIR]
     assert len(set(lines)) == 2
     prefix = [["ip", "netns", "exec", name] if names else [] for name in names or "ab"]
-    (out, err), (second, _) = end(
+    (out, err), (second, err2) = end(
         *(start([*before, "sh", "-c", line]) for before, line in zip(prefix, lines, strict=True))
     )
     same_text(plain("--epochs 1"), out, PRINTED, "stdout")
     assert second == ""
     assert "[autoddp] 4 ranks on 2 nodes, " in err
+    assert "hostname of the client" not in err + err2, "torch misses DNS"
 
 
 @pytest.mark.slow
@@ -189,7 +198,7 @@ def test_recordings(start):
     """They are made first, and then read."""
     made, read = RECORDED[:2], RECORDED[2:]
     for line in made:
-        end(start(short(line)))
+        typed(short(line), start)
     ((summed, _),) = [end(start(line))[0] for line in read]
     assert "samples/s" in summed
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.cli import run_cli
+from tests.support.cli import fork_cli
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ STEPS = [f"step {step}" for step in range(4)]
 def test_each_line_is_in_a_log_once(package, script, files, tmp_path):
     pytest.importorskip(package)
     (tmp_path / "train.py").write_text(script)
-    done = run_cli("run", "--nproc", 2, "train.py", cwd=tmp_path)
+    done = fork_cli("run", "--nproc", 2, "train.py", cwd=tmp_path)
     assert done.rc == 0, done.err
     logs = {path.name: path.read_text() for path in tmp_path.rglob("*.log")}
     turns = [text for name, text in logs.items() if name.startswith("turns")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import subprocess
 import sys
@@ -16,11 +14,11 @@ from tests.launch import test_two_nodes
 from tests.launch.test_two_nodes import ADDRESSES, PORT
 from tests.support import archives
 from tests.support.cli import environ, run_python
+from tests.support.warm import enter_network
 
 pytestmark = pytest.mark.cluster
 
 nodes = test_two_nodes.nodes
-CLONE_NEWNET = 0x40000000
 
 EVERYTHING = """
 import csv, glob, json, os, shutil, sys, tempfile, urllib.request
@@ -135,9 +133,7 @@ def inside(name: str):
         made: list[archives.Server] = []
 
         def make() -> None:
-            handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
-            assert ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET) == 0
-            os.close(handle)
+            enter_network(name)
             made.append(archives.Server(folder, ADDRESSES[0]))
 
         thread = threading.Thread(target=make)

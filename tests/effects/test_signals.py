@@ -7,16 +7,13 @@ terminal, the others to their logs; the lines must be the same.
 from __future__ import annotations
 
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import environ
+from tests.support.cli import start_cli
 
 pytestmark = pytest.mark.slow
 
@@ -63,28 +60,13 @@ class Job:
     def __init__(self, folder: Path, source: str, nproc: int = 2, workers: int = 0) -> None:
         self.folder, self.nproc, self.seen = folder, nproc, ""
         (folder / "train.py").write_text(TRAIN.replace("WORKERS", str(workers)) + source)
-        self.process = subprocess.Popen(
-            [sys.executable, *f"-m autoddp run -q -n {nproc} --log-dir logs train.py".split()],
-            cwd=folder,
-            env=environ(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        words = f"run -q -n {nproc} --log-dir logs train.py".split()
+        self.process = start_cli(*words, folder=folder, logs=folder / "seen")
         JOBS.append(self)
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Wait until rank 0 has printed a text a number of times."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + 100
-        while self.seen.count(text) < times:
-            ready, _, _ = select.select(
-                [self.process.stdout], [], [], max(0, deadline - time.monotonic())
-            )
-            data = os.read(self.process.stdout.fileno(), 1 << 16).decode() if ready else ""
-            assert data, f"no {text!r}: {self.seen}"
-            self.seen += data
+        self.seen = self.process.until(text, times)
 
     def send(self, number: int, rank: int | None = None) -> None:
         """Send a signal to the launcher, or to one rank."""
@@ -98,8 +80,7 @@ class Job:
 
     def end(self, timeout: float = 60) -> tuple[int, list[str]]:
         """The exit code, and the lines of every rank."""
-        rest, _ = self.process.communicate(timeout=timeout)
-        self.seen += rest.decode()
+        self.seen = "".join(self.process.communicate(timeout))
         logs = [
             (self.folder / "logs" / f"rank{rank}.log").read_text() for rank in range(1, self.nproc)
         ]
@@ -107,7 +88,7 @@ class Job:
             [line for line in text.splitlines() if line[:5] in KINDS] for text in (self.seen, *logs)
         ]
         assert all(lines == said[0] for lines in said), (said, self.seen, logs)
-        return self.process.returncode, said[0]
+        return self.process.wait(), said[0]
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +97,8 @@ def _none_is_left():
     JOBS.clear()
     yield
     for job in JOBS:
-        if job.process.returncode is None:
+        if job.process.poll() is None:
             os.killpg(job.process.pid, signal.SIGKILL)
-            job.process.communicate()
 
 
 JOBS: list[Job] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.test_two_nodes import ADDRESSES, nodes  # noqa: F401
-from tests.support.cli import ROOT, environ, run_python
+from tests.support.cli import ROOT, end_all, environ, run_python, start_cli
 from tests.support.clusters import Slurm
 from tests.support.ports import free_port
 from tests.test_examples import TASKS
@@ -157,25 +157,15 @@ def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_pods_of_a_pytorchjob(script, want, nproc):
     """The master's address is a name; RANK is the pod's."""
-    port, pods = str(free_port()), []
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    pods, folder = [], script.parent
     for rank in range(2):
-        variables = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": port,
-        }
+        logs = folder / f"pod{rank}"
+        variables = job | {"RANK": str(rank)}
         pods.append(
-            subprocess.Popen(
-                [*AUTODDP.split(), "--nproc", str(nproc), "train.py"],
-                cwd=script.parent,
-                env=environ(variables),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            start_cli("run", "-n", nproc, script.name, folder=folder, logs=logs, env=variables)
         )
-    (out, err), (silent, _) = (pod.communicate(timeout=240) for pod in pods)
-    assert [pod.returncode for pod in pods] == [0, 0], err
-    assert (out, silent) == (want, "")
-    assert f"{2 * nproc} ranks on 2 nodes" in err
+    first, second = end_all(pods)
+    assert (first.rc, second.rc) == (0, 0), first.err
+    assert (first.out, second.out) == (want, "")
+    assert f"{2 * nproc} ranks on 2 nodes" in first.err

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 
 import pytest
 
 from tests.launch.test_two_nodes import Job, nodes, sh  # noqa: F401
+from tests.support.cli import fork_python
 
 pytestmark = pytest.mark.cluster
 
@@ -50,10 +50,10 @@ torch.save(net.state_dict(), "final.pt")
 
 @pytest.fixture
 def train(tmp_path):
-    """The script and its arguments."""
+    """The script and its first argument."""
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
-    return f"{path} {tmp_path}"
+    return path, tmp_path
 
 
 def lose_network(names, node):
@@ -78,19 +78,15 @@ def lose_power(names, node):
     ],
     ids=["network", "power-of-node-0"],
 )
-def test_the_other_node_reports_a_lost_node(nodes, train, lose, node):  # noqa: F811
-    job = Job(
-        nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1)
-    )
+def test_the_other_node_reports_a_lost_node(nodes, train, tmp_path, lose, node):  # noqa: F811
+    words = ("--hang-timeout", "4", "--max-restarts", "2", *train, 1000000)
+    job = Job(nodes, tmp_path, *words, nprocs=(1, 1))
     mend = None
     try:
-        assert job.processes[0].stdout.readline() == "ready\n"
-        began = time.monotonic()
+        job.nodes[0].until("ready\n")
         mend = lose(nodes, node)
-        left = job.processes[1 - node]
-        left.wait(LATEST)
-        assert time.monotonic() - began < LATEST
-        err = left.stderr.read()
+        left = job.nodes[1 - node]
+        _, err = left.communicate(LATEST)
         assert left.returncode == 1, err
         assert f"[autoddp] node {node} ({HOST}) is lost: it does not answer\n" in err
         assert "Traceback" not in err
@@ -104,31 +100,18 @@ def test_the_other_node_reports_a_lost_node(nodes, train, lose, node):  # noqa: 
 def test_a_rank_killed_on_one_node_restarts_the_job_on_both(nodes, train, tmp_path):  # noqa: F811
     import torch
 
-    job = Job(nodes, f"{train} 12 kill", "--max-restarts", "1", nprocs=(2, 1))
-    (first, out, err), (second, _, err2) = job.end()
-    assert (first.returncode, second.returncode) == (0, 0), err + err2
-    assert out == "ready\nresumed at 4\n"
-    assert f"rank 2 on node 1 ({HOST}) was killed by SIGKILL (signal 9)" in err
-    assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)" in err2
-    assert "Traceback" not in err + err2
-    assert (
-        err.count("restarting the job (1 of 1)"),
-        err2.count("restarting the job (1 of 1)"),
-    ) == (1, 1)
+    first, second = Job(nodes, tmp_path, "--max-restarts", "1", *train, 12, "kill").end()
+    assert (first.rc, second.rc) == (0, 0), first.err + second.err
+    assert first.out == "ready\nresumed at 4\n"
+    assert f"rank 2 on node 1 ({HOST}) was killed by SIGKILL (signal 9)" in first.err
+    assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)" in second.err
+    for done in (first, second):
+        assert "Traceback" not in done.err
+        assert done.err.count("restarting the job (1 of 1)") == 1
     again = tmp_path / "again"
     again.mkdir()
-    script = train.split()[0]
-    plain = undisturbed(script, again)
+    done = fork_python(train[0], again, 12)
+    assert done.rc == 0, done.err
+    plain = torch.load(again / "final.pt")
     for name, value in torch.load(tmp_path / "final.pt").items():
         assert torch.allclose(value, plain[name], rtol=1e-12, atol=1e-12), name
-
-
-def undisturbed(script, folder):
-    """The weights of one process."""
-    import torch
-
-    from tests.support.cli import run_python
-
-    done = run_python(script, folder, 12)
-    assert done.rc == 0, done.err
-    return torch.load(folder / "final.pt")

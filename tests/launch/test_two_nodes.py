@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cli import ROOT, environ
+from tests.support.cli import end_all, fork_python, start_cli
 
 pytestmark = pytest.mark.cluster
 
@@ -56,29 +55,22 @@ def nodes() -> Iterator[tuple[str, str]]:
 class Job:
     """`autoddp run` on each of the nodes."""
 
-    def __init__(self, names, script, *options, nprocs=(2, 1)):
-        self.processes = [
-            subprocess.Popen(
-                f"ip netns exec {names[node]} {sys.executable} -m autoddp run "
-                f"-n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
-                f"--master-port {PORT} {' '.join(options)} {script}".split(),
-                env=environ(),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+    def __init__(self, names, folder, *words, nprocs=(2, 1)):
+        job = f"--nnodes 2 --master-addr {ADDRESSES[0]} --master-port {PORT}"
+        self.nodes = [
+            start_cli(
+                *f"run -n {nprocs[node]} {job} --node-rank {node}".split(),
+                *words,
+                folder=folder,
+                logs=folder / f"node{node}",
+                network=names[node],
             )
             for node in (0, 1)
         ]
 
     def end(self):
-        """Exit code, stdout, stderr of each node."""
-        try:
-            return [(process, *process.communicate(timeout=240)) for process in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
+        """What came of each node."""
+        return end_all(self.nodes)
 
 
 def test_a_script_runs_on_both_nodes(nodes, tmp_path):
@@ -87,12 +79,13 @@ def test_a_script_runs_on_both_nodes(nodes, tmp_path):
         "import autoddp, os, sys\n"
         "print(autoddp.rank(), autoddp.world_size(), os.environ.get('RANK'), sys.argv)\n"
     )
-    (first, out, err), (second, out2, err2) = Job(nodes, script).end()
-    assert (first.returncode, second.returncode) == (0, 0), err + err2
-    assert (out, out2) == (f"0 3 None ['{script}']\n", ""), "rank 0 of the job has its terminal"
-    waiting = f"[autoddp] waiting for 2 nodes at {ADDRESSES[0]}:{PORT}\n"
-    assert err == waiting + "[autoddp] 3 ranks on 2 nodes, gloo (no GPU here), global view\n"
-    assert err2 == waiting
+    first, second = Job(nodes, tmp_path, script).end()
+    assert (first.rc, second.rc) == (0, 0), first.err + second.err
+    assert first.out == f"0 3 None ['{script}']\n", "rank 0 of the job has its terminal"
+    assert second.out == ""
+    waiting = f"[autoddp] waiting for 2 nodes at {ADDRESSES[0]}:{PORT}"
+    begun = "[autoddp] 3 ranks on 2 nodes, gloo (no GPU here), global view"
+    assert (first.ours, second.ours) == ([waiting, begun], [waiting])
 
 
 def test_a_failed_rank_0_ends_the_job_on_both_nodes(nodes, tmp_path):
@@ -103,10 +96,12 @@ def test_a_failed_rank_0_ends_the_job_on_both_nodes(nodes, tmp_path):
         "if autoddp.rank() == 0: raise RuntimeError('alone')\n"
         "print(getpass.getuser())\n"
     )
-    (first, _, err), (second, _, err2) = Job(nodes, script, "--hang-timeout 0", nprocs=(1, 1)).end()
-    assert (first.returncode, second.returncode) == (1, 1)
-    assert "RuntimeError: alone" in err
-    assert f"[autoddp] rank 0 on node 0 ({socket.gethostname()}) ended with exit code 1" in err2
+    words = ("--hang-timeout", "0", script)
+    first, second = Job(nodes, tmp_path, *words, nprocs=(1, 1)).end()
+    assert (first.rc, second.rc) == (1, 1)
+    assert "RuntimeError: alone" in first.err
+    said = f"[autoddp] rank 0 on node 0 ({socket.gethostname()}) ended with exit code 1"
+    assert said in second.err
 
 
 @pytest.mark.parametrize(
@@ -126,11 +121,11 @@ def test_a_rank_that_fails_alone_is_named(nodes, tmp_path, failed, then):
         "    net(x).mean().backward()\n"
         "    sgd.step()\n"
     )
-    (first, _, err), (second, _, err2) = Job(nodes, script, nprocs=(1, 4)).end()
-    assert (first.returncode, second.returncode) == (1, 1), err + err2
-    assert f"rank {failed} on node 1" in err
-    assert "RuntimeError: alone" in err2
-    assert f"[autoddp] rank {failed} ended with exit code 1" in err2
+    first, second = Job(nodes, tmp_path, script, nprocs=(1, 4)).end()
+    assert (first.rc, second.rc) == (1, 1), first.err + second.err
+    assert f"rank {failed} on node 1" in first.err
+    assert "RuntimeError: alone" in second.err
+    assert f"[autoddp] rank {failed} ended with exit code 1" in second.err
 
 
 @pytest.mark.parametrize("nprocs", [(2, 1), (1, 4)], ids=str)
@@ -154,15 +149,15 @@ def test_both_nodes_handle_a_signal_at_the_same_step(nodes, tmp_path, nprocs):
         "    if step == 3: print('ready', flush=True)\n"
     )
     logs = tmp_path / "logs"
-    job = Job(nodes, f"{script} {tmp_path}", "-q", "--log-dir", str(logs), nprocs=nprocs)
-    assert job.processes[0].stdout.readline() == "ready\n"
+    job = Job(nodes, tmp_path, "-q", "--log-dir", logs, script, tmp_path, nprocs=nprocs)
+    job.nodes[0].until("ready\n")
     time.sleep(0.3)
-    job.processes[1].send_signal(signal.SIGTERM)
-    (first, out, err), (second, _, err2) = job.end()
-    assert (first.returncode, second.returncode) == (0, 0), err + err2
-    assert out.startswith("left at ")
+    os.kill(job.nodes[1].pid, signal.SIGTERM)
+    first, second = job.end()
+    assert (first.rc, second.rc) == (0, 0), first.err + second.err
+    assert first.out.startswith("ready\nleft at ")
     said = {(logs / f"rank{rank}.log").read_text() for rank in range(1, sum(nprocs))}
-    assert said == {"ready\n" + out}
+    assert said == {first.out}
 
 
 AUGMENTED = """
@@ -196,17 +191,10 @@ def test_a_loader_that_draws_in_workers_is_loaded_once_on_each_node(nodes, tmp_p
     folders = [tmp_path / name for name in ("alone", "ranks")]
     for folder in folders:
         folder.mkdir()
-    alone = subprocess.run(
-        [sys.executable, script, folders[0]],
-        capture_output=True,
-        env=environ(),
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    (first, out, err), (second, _, err2) = Job(nodes, f"{script} {folders[1]}", nprocs=(2, 2)).end()
-    assert (first.returncode, second.returncode) == (0, 0), err + err2
-    assert out == alone.stdout
+    alone = fork_python(script, folders[0])
+    first, second = Job(nodes, tmp_path, script, folders[1], nprocs=(2, 2)).end()
+    assert (alone.rc, first.rc, second.rc) == (0, 0, 0), first.err + second.err
+    assert first.out == alone.out
     once, twice = ((folder / "loaded").read_text().split() for folder in folders)
     assert len(once) == 42
     # by each node; and what workers had made when the first batch of a pass showed how

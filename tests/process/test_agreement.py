@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.cli import environ
-from tests.support.ports import free_port
+from tests.support.cli import run_nodes
 
 TEXT = "import helper\nprint('it ran', helper.SIZE)\n"
 # what node 1 has otherwise: options, arguments, files; and what is said of it
@@ -24,34 +20,17 @@ CASES = {
 }
 
 
-def start(node, folder, port, options=(), args=("--lr", "0.1"), **files):
-    """`autoddp run` on one of two nodes."""
-    folder.mkdir()
-    for name, text in {"s.py": TEXT, "helper.py": "SIZE = 1\n", **files}.items():
-        (folder / name).write_text(text)
-    nodes = f"--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}".split()
-    return subprocess.Popen(
-        [sys.executable, "-m", "autoddp", "run", "-n", "1", *nodes, *options, "s.py", *args],
-        cwd=folder,
-        env=environ(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def both(tmp_path, options=(), args=(), files=None):
-    port = free_port()
-    nodes = [
-        start(0, tmp_path / "0", port),
-        start(1, tmp_path / "1", port, options, args or ("--lr", "0.1"), **(files or {})),
-    ]
-    try:
-        return [(*node.communicate(timeout=240), node.returncode) for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
+    """What two nodes do of which the second has other options, arguments or files."""
+    nodes = []
+    for node, its in enumerate(({}, files or {})):
+        folder = tmp_path / str(node)
+        folder.mkdir()
+        for name, text in {"s.py": TEXT, "helper.py": "SIZE = 1\n", **its}.items():
+            (folder / name).write_text(text)
+        given = (options, args) if node else ((), ())
+        nodes.append((folder, [*given[0], "s.py", *(given[1] or ("--lr", "0.1"))]))
+    return [(done.out, done.err, done.rc) for done in run_nodes(*nodes)]
 
 
 @pytest.mark.cluster

@@ -6,7 +6,7 @@ import pytest
 
 from autoddp.errors import BadInput
 from autoddp.process.script import Script
-from tests.support.cli import run_cli, run_python
+from tests.support.cli import fork_cli, run_cli, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_ranks_end_as_one_process(tmp_path, ending):
     script = tmp_path / "ends.py"
     script.write_text(ENDINGS[ending])
     plain = run_python(script)
-    ours = run_cli("run", "--nproc", 2, script)
+    ours = fork_cli("run", "--nproc", 2, script)
     assert (ours.out, ours.theirs, ours.rc) == (plain.out, plain.err, plain.rc)
     assert len(ours.ours) == 1, "one line at the start, and no second account of the failure"
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.cli import environ, fork_cli, run_cli, run_python
+from tests.support.cli import end_all, fork_cli, run_cli, run_python, start_cli
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -36,22 +34,16 @@ def by_hand(path, size, more=None):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "autoddp", "run", str(path), "x"],
-            env=environ(job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (more or {})),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    ended = end_all(
+        start_cli(
+            *("run", path, "x"),
+            folder=path.parent,
+            logs=path.parent / f"log{rank}",
+            env=job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (more or {}),
         )
         for rank in range(size)
-    ]
-    try:
-        return [(*process.communicate(timeout=240), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    )
+    return [(done.out, done.err, done.rc) for done in ended]
 
 
 def test_a_rank_sees_one_process(script):

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support import warm
+from tests.support.ports import free_port
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -51,6 +52,43 @@ def run_cli(*args: object, **how: Any) -> Completed:
 def fork_cli(*args: object, **how: Any) -> Completed:
     """`autoddp ARGS` by a fork of a process with torch, where its start is not what is tested."""
     return fork_python("autoddp", *args, **how)
+
+
+def start_cli(
+    *args: object,
+    folder: Path,
+    logs: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    network: str = "",
+) -> warm.Fork:
+    """Start `autoddp ARGS` by such a fork; what it writes is in LOGS.out and LOGS.err."""
+    beside = logs or folder
+    files = [beside.with_name(f"{beside.name}.{name}") for name in ("out", "err")]
+    variables = environ({"PYTHONHASHSEED": "0", **(env or {})})  # else it would start anew
+    return warm.shared().start(
+        "autoddp", *map(str, args), folder=folder, logs=files, env=variables, network=network
+    )
+
+
+def end_all(started: Iterable[warm.Fork], timeout: float = 240) -> list[Completed]:
+    """What came of commands that run at the same time."""
+    started = list(started)
+    try:
+        written = [fork.communicate(timeout) for fork in started]
+    finally:
+        for fork in started:
+            fork.kill()
+    return [Completed(fork.wait(), *text) for fork, text in zip(started, written, strict=True)]
+
+
+def run_nodes(*nodes: tuple[Path, Sequence[str]]) -> list[Completed]:
+    """`autoddp run WORDS` in each folder: the nodes of one job, with a rank each."""
+    port, count = free_port(), len(nodes)
+    where = f"run -n 1 --nnodes {count} --master-addr 127.0.0.1 --master-port {port} --node-rank"
+    return end_all(
+        start_cli(*where.split(), node, *words, folder=folder)
+        for node, (folder, words) in enumerate(nodes)
+    )
 
 
 def fork_python(

@@ -1,4 +1,4 @@
-"""The faults that a job may meet, the phases it may meet them in, and a process that tries them.
+"""The faults that a job may meet, the phases it may meet them in, and what is demanded of its end.
 
 Jobs are forks of a process that has imported torch (see warm.py), each in a session, a folder and a
 temporary folder of its own, so that what it leaves is found.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import warm
+from tests.support.cli import start_cli
 
 SCRIPT = Path(__file__).with_name("faulty.py")
 # where a real limit of memory can be set, in containers of cgroup v1
@@ -115,56 +114,32 @@ class Laboratory:
     def __init__(self) -> None:
         with memory(LIMIT) as group:
             self.limits = bool(group)
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.faults"],
-            cwd=warm.ROOT,
-            env=os.environ | warm.PLAIN_ENV | {"PYTHONFAULTHANDLER": ""},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
     def run(self, case: Case, folder: Path) -> Ended:
         """The job, in a new folder, and what it has left there."""
         folder.mkdir()
         tmp = Path(tempfile.mkdtemp(prefix="autoddp-"))  # a short path: sockets lie in it
         with memory(LIMIT) as group:
-            command = [
-                "run",
-                "-n",
-                str(case.ranks),
-                *case.options,
-                str(SCRIPT),
-                case.phase,
-                case.fault,
-            ]
-            assert self.server.stdin is not None
-            assert self.server.stdout is not None
-            order = {
-                "argv": [*command, group],
-                "folder": str(folder),
-                "tmp": str(tmp),
-                "fault": case.fault,
-            }
-            print(
-                json.dumps(order | {"starts": case.phase == STARTS}),
-                file=self.server.stdin,
-                flush=True,
+            job = start_cli(
+                *("run", "-n", case.ranks, *case.options),
+                *(SCRIPT, case.phase, case.fault, group),
+                folder=folder,
+                env={"TMPDIR": str(tmp)},
             )
-            code, end, left = json.loads(self.server.stdout.readline())
-        out, err = (
-            folder.with_name(f"{folder.name}.{name}").read_text() for name in ("out", "err")
-        )
+            if case.phase == STARTS:
+                strike(job.pid, case.fault, folder)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(LATEST)
+            end, left = time.time(), warm.leftover(job.pid)
+        out, err = (log.read_text() for log in job.logs)
         mark = folder / "fault"
         seconds = end - mark.stat().st_ctime if mark.exists() else None
         files = tuple(str(path) for path in tmp.rglob("*") if path.name != CACHE)
         shutil.rmtree(tmp)
-        return Ended(code, seconds, out, err, tuple(left), files, folder)
+        return Ended(job.returncode, seconds, out, err, tuple(left), files, folder)
 
     def close(self) -> None:
-        """End the process that ran them."""
-        self.server.kill()
-        self.server.communicate()
+        """Nothing is kept between two cases."""
 
 
 @contextlib.contextmanager
@@ -274,9 +249,6 @@ def version(path: Path) -> int:
     return number if bool((state["big"] == number).all()) else -1
 
 
-# ---- the process that runs them
-
-
 def strike(pid: int, fault: str, folder: Path) -> None:
     """A fault from outside, as soon as all ranks are forked."""
     deadline = time.monotonic() + LATEST
@@ -292,26 +264,3 @@ def strike(pid: int, fault: str, folder: Path) -> None:
         os.killpg(pid, number)
     else:
         os.kill({"kill-first": int(ranks[0]), "kill-last": int(ranks[-1])}.get(fault, pid), number)
-
-
-def serve() -> None:
-    """Read orders from stdin, a JSON line each; answer with exit code, time of end, leftovers."""
-
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        order = json.loads(line)
-        folder = Path(order["folder"])
-        pid = os.fork()
-        if pid == 0:
-            answers.close()
-            os.environ["TMPDIR"] = order["tmp"]
-            logs = [str(folder.with_name(f"{folder.name}.{name}")) for name in ("out", "err")]
-            warm._child(["autoddp", *order["argv"]], str(folder), [os.devnull, *logs], None, "")
-        if order["starts"]:
-            strike(pid, order["fault"], folder)
-        code = warm._wait(pid, LATEST)
-        print(json.dumps([code, time.time(), warm.leftover(pid)]), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    serve()

@@ -7,6 +7,7 @@ goes through the same entry point, in a session of its own, so that whatever it 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import gc
 import importlib
@@ -27,7 +28,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PLAIN_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}
+PLAIN_ENV["PYTHONFAULTHANDLER"] = ""  # a job that meets SIGSEGV says what it says to its user
 LIBRARIES = ("torch._dynamo", "torchvision.datasets", "sklearn.metrics", "matplotlib.pyplot")
+CLONE_NEWNET = 0x40000000  # of Linux' <sched.h>
 GRACE = 6  # seconds in which what a command started may go away; a loader's worker looks every 5
 
 
@@ -67,6 +70,17 @@ class Fork:
             self.wait(0)
         return self.returncode
 
+    def until(self, text: str, times: int = 1, timeout: float = 100.0) -> str:
+        """Wait until it has written `text` so often; return all that it has written by then."""
+        deadline = time.monotonic() + timeout
+        while True:
+            ended = self.poll() is not None or time.monotonic() > deadline
+            seen = "".join(log.read_text() for log in self.logs if log.exists())
+            if seen.count(text) >= times:
+                return seen
+            assert not ended, f"no {text!r}, exit code {self.returncode}: {seen}"
+            time.sleep(0.02)
+
     def communicate(self, timeout: float = 120.0) -> list[str]:
         """What it has written when it has ended."""
         self.wait(timeout)
@@ -105,16 +119,16 @@ class Warm:
         env: Mapping[str, str] | None = None,
         stdin: Path | None = None,
         mirror: str = "",
+        network: str = "",
     ) -> Fork:
         """Start `python SCRIPT ...` or `autoddp run ...` with `folder` as its working directory.
 
         It writes to two `logs`. With `env` these are all its variables, with `mirror` torchvision
-        downloads from there (see archives.py).
+        downloads from there (see archives.py), with `network` it is in that network namespace.
         """
         streams = [str(stdin or os.devnull), *map(str, logs)]
-        return Fork(
-            self, self.ask("start", argv, str(folder), streams, env and dict(env), mirror), logs
-        )
+        order = ("start", argv, str(folder), streams, env and dict(env), mirror, network)
+        return Fork(self, self.ask(*order), logs)
 
     def run(
         self,
@@ -200,13 +214,27 @@ def _autoddp(argv: list[str]) -> None:
     main()
 
 
+def enter_network(name: str) -> None:
+    """Move this thread into a network namespace that `ip netns add` made."""
+    with open(f"/run/netns/{name}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {name}")
+
+
 def _child(
-    argv: list[str], folder: str, streams: list[str], env: dict[str, str] | None, mirror: str
+    argv: list[str],
+    folder: str,
+    streams: list[str],
+    env: dict[str, str] | None,
+    mirror: str,
+    network: str = "",
 ) -> None:
     """Be the command, and end as an interpreter ends."""
     import torch
 
     os.setsid()
+    if network:
+        enter_network(network)
     os.chdir(folder)
     os.dup2(os.open(streams[0], os.O_RDONLY), 0)
     for target, log in zip((1, 2), streams[1:], strict=True):
@@ -279,9 +307,12 @@ def serve() -> None:
         "autoddp.cli",
         "autoddp.launch",
         "autoddp.launch.agent",
+        "autoddp.process.compiler",
         "autoddp.process.worker",
+        "encodings.idna",
     ):
         importlib.import_module(name)
+    sys.modules["autoddp.cli"].parse(["run", "job.py"])  # typer imports more at its first command
 
     gc.collect()
     gc.freeze()  # else what is there is copied, page by page, whenever a fork looks for garbage

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from tests.support.cli import environ
-from tests.support.ports import free_port
+from tests.support.cli import run_nodes
 
 SCRIPT = """
 import sys
@@ -56,30 +52,13 @@ X = torch.arange(24.0).view(8, 3)
 
 def nodes(tmp_path, mine, theirs, *args, options=()):
     """The script on two nodes, each with an `x.pt` of its own."""
-    port, started = free_port(), []
-    for node, x in enumerate((mine, theirs)):
-        folder = tmp_path / str(node)
+    folders = [tmp_path / name for name in "01"]
+    for folder, x in zip(folders, (mine, theirs), strict=True):
         folder.mkdir()
         torch.save(x, folder / "x.pt")
         (folder / "s.py").write_text(SCRIPT)
-        where = f"--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}"
-        command = ["-m", "autoddp", "run", "-n", "1", *where.split(), *options, "s.py", *args]
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *command],
-                cwd=folder,
-                env=environ(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        return [(*node.communicate(timeout=240), node.returncode) for node in started]
-    finally:
-        for node in started:
-            node.kill()
+    ended = run_nodes(*((folder, [*options, "s.py", *args]) for folder in folders))
+    return [(done.out, done.err, done.rc) for done in ended]
 
 
 WAYS = {
