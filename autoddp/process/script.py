@@ -13,10 +13,10 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
 from autoddp.process.frames import visible
@@ -63,8 +63,25 @@ class Script:
         if sys.version_info < (3, 14):
             main.__dict__.update(__annotations__={})
         sys.modules["__main__"] = main
-        act = self._run_module if self.module else self._run_file
-        return exit_code(act, whole_traceback, ended)
+        raised: BaseException | None = None
+        try:
+            self._run_module() if self.module else self._run_file()
+        except BaseException as error:
+            raised = error
+        # no exception is being handled from here on: one that a hook raises has it as no context
+        for act in ended:
+            try:
+                act()
+            except BaseException as error:  # a signal handler's: torch has one for lost workers
+                if raised is None or isinstance(raised, SystemExit):
+                    raised = error
+        if raised is None:
+            return 0
+        if isinstance(raised, SystemExit):
+            return _system_exit(raised)
+        if not whole_traceback:
+            strip(raised)
+        return _show(raised)
 
     def _run_file(self) -> None:
         path = self.find()
@@ -84,37 +101,6 @@ class Script:
             sys.path[0] = os.getcwd()
         # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
-
-
-def exit_code(
-    run: Callable[[], None], whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()
-) -> int:
-    """Call `run` like the interpreter's outermost code: print what it raises, return an exit code.
-
-    Args:
-        run: Function to call.
-        whole_traceback: Leave autoddp's frames in the traceback.
-        ended: Functions called when `run` has ended, before what it raised is shown.
-    """
-    raised: BaseException | None = None
-    try:
-        run()
-    except BaseException as error:
-        raised = error
-    # from here on no exception is being handled: one that a hook raises does not have it as context
-    for act in ended:
-        try:
-            act()
-        except BaseException as error:  # a signal handler's: torch has one for lost workers
-            if raised is None or isinstance(raised, SystemExit):
-                raised = error
-    if raised is None:
-        return 0
-    if isinstance(raised, SystemExit):
-        return _system_exit(raised)
-    if not whole_traceback:
-        strip(raised)
-    return _show(raised)
 
 
 def finish(code: int) -> int:
@@ -208,13 +194,11 @@ def strip(error: BaseException) -> None:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    kept = [entry for _, entry in visible(_entries(traceback))]
+    entries = []
+    while traceback is not None:
+        entries.append((traceback.tb_frame, traceback))
+        traceback = traceback.tb_next
+    kept = [entry for _, entry in visible(entries)]
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None
-
-
-def _entries(traceback: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
-    while traceback is not None:
-        yield traceback.tb_frame, traceback
-        traceback = traceback.tb_next
