@@ -64,9 +64,9 @@ def run(job: Job) -> int:
     joining.take_device(world, job.devices)
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict, flag=job.flag)
     this = os.getpid()
-    with member(world, job.options, job.devices, report, job.script) as mine:
-        group = mine.run.group
-        code = job.script.run(job.options.verbose, mine.run.ended)
+    with member(world, job.options, job.devices, report, job.script) as run:
+        group = run.group
+        code = job.script.run(job.options.verbose, run.ended)
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)
@@ -74,7 +74,7 @@ def run(job: Job) -> int:
             leave(code)  # a child that the script forked has ended; the rank goes on
         group.context.ending = True
         forget()
-        mine.ran, mine.code = (job.script.name, *job.script.args), code
+        report.exit = code
     launcher_signals.by_default()  # nothing of the script's is left that a signal could call
     end(group, code)
     return code
