@@ -24,7 +24,6 @@ from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import allocator, joining, launcher_signals, streams
 from autoddp.process.devices import Devices
-from autoddp.process.job_folder import JobFolder
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
 from autoddp.process.session import member
@@ -46,7 +45,6 @@ class Job:
     devices: Devices
     own: LaunchForm
     logs: Logs
-    private: JobFolder
     random_state: Any  # of Python's generator, which a forked child would reseed
     flag: SharedFlag = field(default_factory=SharedFlag)
 
@@ -58,7 +56,6 @@ def run(job: Job) -> int:
     if job.own.kind is not Kind.VIEW:
         return by_itself(job, world)
     random.setstate(job.random_state)
-    HERE.private = job.private.folder
     if world.rank:
         streams.redirect(job.logs.of(world.rank))
     joining.take_device(world, job.devices)
@@ -139,7 +136,7 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
         )
     found, logs = joining.find_devices(), Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, found, own, logs, JobFolder(), random.getstate())
+    job = Job(script, options, found, own, logs, random.getstate())
     terminal = os.dup(2)
     try:
         code = run(job)
