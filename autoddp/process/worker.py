@@ -6,8 +6,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -88,25 +86,23 @@ def by_itself(job: Job, world: World) -> int:
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.message(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
-    size = world.world_size if job.options.own_ddp == "auto" else 1  # else the user has said so
-    with check_joined(job.own.facts.line, size):
-        return finish(script.run())
+    if job.options.own_ddp == "auto" and world.world_size > 1:  # else the user has said so
+        expect_group(job.own.facts.line, world.world_size)
+    return finish(script.run())
 
 
-@contextmanager
-def check_joined(line: str, size: int) -> Iterator[None]:
-    """Raise BadInput at the first optimizer step inside, if the ranks share no process group.
+def expect_group(line: str, size: int) -> None:
+    """Have the first optimizer step raise BadInput if the ranks share no process group then.
 
     Args:
         line: Line of the script that makes the process group, for the message.
-        size: Number of ranks; with one rank nothing is checked.
+        size: Number of ranks.
     """
-    looked = size == 1
+    looked = False
 
     def look(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal looked
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        if not looked and alone:
+        if not looked and not (dist.is_initialized() and dist.get_world_size() > 1):
             raise BadInput(
                 f"init_process_group ({line}) was not called before the first step: each of "
                 f"{size} processes would train by itself; give the script the arguments that "
@@ -114,11 +110,7 @@ def check_joined(line: str, size: int) -> Iterator[None]:
             )
         looked = True
 
-    handle = register_optimizer_step_pre_hook(look)
-    try:
-        yield
-    finally:
-        handle.remove()
+    register_optimizer_step_pre_hook(look)
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:
@@ -173,10 +165,8 @@ def end(group: Group, code: int) -> None:
     world, store = group.world, group.store
     group.leave()  # ranks that wait for an effect of this one are notified
     try:
-        asks = bool(
-            world.rank and code
-        )  # before this rank reports its end, after which the store may go
-        failed = asks and _fails_too(store)
+        # before this rank reports its end, after which the store may go
+        failed = bool(world.rank and code) and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
             store.wait([f"ended/{rank}" for rank in range(world.world_size)], LAST)
@@ -189,11 +179,9 @@ def end(group: Group, code: int) -> None:
 def _fails_too(store: Any) -> bool:
     """Return whether rank 0 reports that it failed, too; not if it waits for another launcher."""
     deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not store.check([f"{WAITS}/0"]):
         if store.check(["ended/0"]):
             return bool(store.get("ended/0") != b"0")
-        if store.check([f"{WAITS}/0"]):
-            return False
         time.sleep(TICK)
     return False
 
