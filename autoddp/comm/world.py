@@ -85,8 +85,6 @@ class World:
             raise BadInput(f"{values} contradict each other; {ANEW}")
         if not 0 < world.master_port < 65536:
             raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
-        if not is_host(world.master_addr):
-            raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; {ANEW}")
         return world
 
     def variables(self, nodes: int) -> dict[str, str]:
@@ -103,14 +101,6 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
         if abs(number) <= LARGEST:
             return number
     raise BadInput(f"{name} is {environ[name]!r}, which is no whole number up to {LARGEST}; {ANEW}")
-
-
-def is_host(name: str) -> bool:
-    """Return whether `name` can name a machine: Python and torch fail over some that cannot."""
-    try:
-        return bool(name.encode("idna")) and name.isprintable() and " " not in name
-    except UnicodeError:
-        return False
 
 
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
