@@ -12,7 +12,6 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,14 +103,8 @@ def facts_of(world: World, script: Script | None, options: Options) -> Facts | N
     found["the script"] = script.name
     found["the script's command line"] = " ".join(script.args) or "empty"
     path, folder = os.path.realpath(script.find()), script.folder()
-    files = source.files(path, folder)
-    return found | {f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files}
-
-
-def digest(file: str) -> str:
-    """Return a file's checksum and size; or the reason why it cannot be read."""
-    try:
-        data = Path(file).read_bytes()
-    except OSError as error:
-        return error.strerror or "unreadable"
-    return f"{hashlib.sha256(data).hexdigest()[:12]} (SHA-256) in {len(data)} bytes"
+    for name, text in source.files(path, folder).items():
+        digest = hashlib.sha256(text).hexdigest()[:12]
+        known = f"{digest} (SHA-256) in {len(text)} bytes"
+        found[f"the text of {os.path.relpath(name, folder)}"] = known
+    return found

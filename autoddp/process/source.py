@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,8 +24,8 @@ STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
 TARGETS = ("target", "fn")  # arguments of theirs
 COUNTED = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
 FLAGS = ("--local_rank", "--local-rank")
-# conditions that are the same for one process and several
-ALWAYS = ("is_available", "is_initialized")
+# names of what is the same for one process and several
+EVEN = frozenset(("__name__", "is_available", "is_initialized"))
 
 
 class Found(NamedTuple):
@@ -50,8 +52,8 @@ Scopes = dict[str, list[Found]]  # what stands in functions and classes of a nam
 
 def read(path: str, folder: str) -> SourceFacts:
     """Read a script, and what it imports from `folder`, the first on its path."""
-    scopes, roots = _scopes(path, folder)
-    found = _reached(scopes, [(root, False) for root in roots])
+    scopes, texts = _scopes(path, folder)
+    found = _reached(scopes, [(file, False) for file in texts])
     joins = [each for each in found if each.name == JOIN and each.line]
     starts = [
         each
@@ -64,8 +66,8 @@ def read(path: str, folder: str) -> SourceFacts:
     return SourceFacts(surest.line, bool(starts), not surest.maybe, flag)
 
 
-def files(path: str, folder: str) -> list[str]:
-    """Return the files of a script: itself, and what it imports from `folder`."""
+def files(path: str, folder: str) -> dict[str, bytes]:
+    """Return the files of a script, itself and what it imports from `folder`, with their text."""
     return _scopes(path, folder)[1]
 
 
@@ -75,24 +77,26 @@ def joins(path: str, name: str) -> bool:
 
 
 @cache  # a launcher reads a script once, for all questions and for its ranks
-def _scopes(path: str, folder: str) -> tuple[Scopes, list[str]]:
-    """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
-    scopes: Scopes = {}
-    roots: list[str] = []
+def _scopes(path: str, folder: str) -> tuple[Scopes, dict[str, bytes]]:
+    """Return all scopes by name, a file's own by its path, and the files in order, with their text.
+
+    A file that cannot be read has no text: python itself reports the error.
+    """
+    scopes: Scopes = defaultdict(list)
+    texts: dict[str, bytes] = {}
     pending = [path]
     while pending:
         file = pending.pop()
-        if file in roots or (roots and not (file.endswith(".py") and is_own(file))):
+        if file in texts or (texts and not (file.endswith(".py") and is_own(file))):
             continue  # the script itself may have any name
-        roots.append(file)
-        scopes[file] = []
-        try:
-            tree = ast.parse(Path(file).read_bytes())
+        texts[file] = b""
+        # one that is too deeply nested to parse may run
+        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+            texts[file] = Path(file).read_bytes()
+            tree = ast.parse(texts[file])
             _Reader(file, scopes).visit(tree)
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # python itself reports the error; a file too deeply nested to parse may run
-        pending += _imported(tree, file, folder)
-    return scopes, roots
+            pending += _imported(tree, file, folder)
+    return scopes, texts
 
 
 def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
@@ -137,7 +141,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, file: str, scopes: Scopes) -> None:
         self.file, self.scopes = os.path.basename(file), scopes
         self.here, self.maybe = scopes[file], False
-        self.even: set[str] = set()  # names of values that are the same for one process and several
+        self.even = EVEN
 
     def visit(self, node: ast.AST) -> None:
         """Note what is used, not set, and visit what is in it.
@@ -158,12 +162,12 @@ class _Reader(ast.NodeVisitor):
         special = node.name.startswith("__")  # a method that its class, when it is called, may call
         if node.decorator_list:
             self.here.append(Found(False, node.name, ""))  # a decorator may call it
-        self._within(self.here if special else self._scope(node.name), node.body)
+        self._within(self.here if special else self.scopes[node.name], node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._within(self._scope(node.name), [*node.bases, *node.body])
+        self._within(self.scopes[node.name], [*node.bases, *node.body])
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Note what is made of `is_initialized()` alone: `ours = not dist.is_initialized()`."""
@@ -187,14 +191,8 @@ class _Reader(ast.NodeVisitor):
             return any(map(self._decides, test.values))
         if isinstance(test, ast.UnaryOp):
             return self._decides(test.operand)
-        if isinstance(test, ast.Compare):
-            return _name(test.left) != "__name__"
-        if isinstance(test, ast.Call):
-            return _name(test.func) not in ALWAYS
-        return _name(test) not in self.even
-
-    def _scope(self, name: str) -> list[Found]:
-        return self.scopes.setdefault(name, [])
+        # what is compared, or called
+        return _name(getattr(test, "left", getattr(test, "func", test))) not in self.even
 
     def _within(self, scope: list[Found], body: Sequence[ast.AST]) -> None:
         before = self.here, self.maybe
