@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from autoddp.comm.context import Context
@@ -21,22 +21,14 @@ if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
 
-@dataclass(frozen=True)
-class Nobody:
-    """The stand-in for the group of ranks, which a worker process has no connection to."""
-
-    rank: int
-    size: int
-    context: Context = field(default_factory=Context)
-
-
 def mute(rank: int, size: int, folder: str) -> None:
     """Send what this process writes, for its life, to scratch in `folder`, which its rank removes.
 
     What it prints goes to the rank's log, like what the rank prints.
     """
     world = World(rank, size, rank, size)
-    nobody = cast("Group", Nobody(rank, size))
+    # in place of the group of ranks, which this process has no connection to
+    nobody = cast("Group", SimpleNamespace(rank=rank, size=size, context=Context()))
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
-from autoddp.comm.world import LARGEST, World
+from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import allocator, joining, launcher_signals, streams
@@ -150,13 +150,8 @@ def set_up(world: World) -> None:
 
     A fork must do it first, as its inherited thread pool has no threads.
     """
-    cores = len(os.sched_getaffinity(0))
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(
-        int(asked)
-        if asked.isdecimal() and 0 < int(asked) <= LARGEST
-        else max(1, cores // world.local_world_size)
-    )
+    share = max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
+    torch.set_num_threads(torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else share)
     allocator.keep_memory(os.environ)
 
 
