@@ -15,6 +15,7 @@ from autoddp.effects.run import Run
 from autoddp.effects.temporary import Temporary
 from autoddp.options import Options
 from autoddp.patching import Installation
+from autoddp.process.own_groups import Groups
 from autoddp.view import View
 
 if TYPE_CHECKING:
@@ -33,5 +34,5 @@ def mute(rank: int, size: int, folder: str) -> None:
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)
     kept = ExitStack()
-    kept.enter_context(Installation([Files(run), Folders(run), Temporary(run)]))
+    kept.enter_context(Installation([Files(run), Folders(run), Temporary(run), Groups(run)]))
     atexit.register(kept.close)

@@ -71,11 +71,6 @@ def files(path: str, folder: str) -> dict[str, bytes]:
     return _scopes(path, folder)[1]
 
 
-def joins(path: str, name: str) -> bool:
-    """Return whether the function `name` of a file may join a process group, on any condition."""
-    return _joins(_scopes(path, os.path.dirname(path))[0], {name, path})
-
-
 @cache  # a launcher reads a script once, for all questions and for its ranks
 def _scopes(path: str, folder: str) -> tuple[Scopes, dict[str, bytes]]:
     """Return all scopes by name, a file's own by its path, and the files in order, with their text.
