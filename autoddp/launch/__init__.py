@@ -165,8 +165,7 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         from autoddp.process.launcher_signals import LauncherSignals
         from autoddp.process.worker import Job
 
-        if compiler.is_wanted(script):
-            compiler.import_for_all(script.folder())
+        compiler.import_for_all(script)
     devices_found = find_devices()
     logs = Logs(options.log_dir)
     job = Job(script, options, devices_found, own, logs, random.getstate())

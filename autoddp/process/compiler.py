@@ -23,17 +23,16 @@ USES = re.compile(rb"\b(optim|torchvision)\b")
 SETS = re.compile(rb"environ|putenv|dotenv")
 
 
-def is_wanted(script: Script) -> bool:
-    """Return whether a script seems to import the compiler, and seems to set no variable first."""
-    text = b"\n".join(source.files(script.find(), script.folder()).values())
-    return USES.search(text) is not None and not SETS.search(text)
+def import_for_all(script: Script) -> None:
+    """Import the compiler in this process, the parent of the ranks.
 
-
-def import_for_all(folder: str) -> None:
-    """Import the compiler in this process, the parent of ranks that import from `folder`.
-
-    If that fails, it is for the script to fail.
+    Nothing is done if the script seems not to import it, or to set a variable first. If the import
+    fails, it is for the script to fail.
     """
+    folder = script.folder()
+    text = b"\n".join(source.files(script.find(), folder).values())
+    if not USES.search(text) or SETS.search(text):
+        return
     modules, variables = set(sys.modules), set(os.environ)
     with suppress(Exception):
         import_module(COMPILER)

@@ -1,4 +1,4 @@
-"""The reader of the user's source: does it join a process group, or start its ranks itself?
+"""The reader of the user's source: the names that it leads to, and under which conditions.
 
 Of the script and the files that it imports from its own folder, the reader follows what the first
 line leads to: a name stands for every function, method or class of that name. Nothing is run.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,38 +36,25 @@ class Found(NamedTuple):
     target: frozenset[str] | None = None  # the names in the target of the processes
 
 
-@dataclass(frozen=True)
-class SourceFacts:
-    """The facts on ranks in a script's source."""
-
-    line: str = ""  # where it starts ranks, else where it joins a process group; empty: nowhere
-    starts: bool = False  # whether it starts processes that join a process group
-    always: bool = False  # whether that line is reached under no condition
-    flag: str = ""  # --local_rank or --local-rank, where its parser takes that
-
-
 Scopes = dict[str, list[Found]]  # what stands in functions and classes of a name, and in a file
-
-
-def read(path: str, folder: str) -> SourceFacts:
-    """Read a script, and what it imports from `folder`, the first on its path."""
-    scopes, texts = _scopes(path, folder)
-    found = _reached(scopes, [(file, False) for file in texts])
-    joins = [each for each in found if each.name == JOIN and each.line]
-    starts = [
-        each
-        for each in found
-        if joins and each.target is not None
-        if _joins(scopes, each.target) or not each.target & scopes.keys()
-    ]
-    surest = min(starts or joins, key=lambda each: each.maybe, default=Found(True, "", ""))
-    flag = next((each.name for each in found if each.name in FLAGS), "")
-    return SourceFacts(surest.line, bool(starts), not surest.maybe, flag)
 
 
 def files(path: str, folder: str) -> dict[str, bytes]:
     """Return the files of a script, itself and what it imports from `folder`, with their text."""
     return _scopes(path, folder)[1]
+
+
+def found(path: str, folder: str) -> list[Found]:
+    """Return what a script leads to, and what it imports from `folder`, the first on its path."""
+    scopes, texts = _scopes(path, folder)
+    return _reached(scopes, [(file, False) for file in texts])
+
+
+def joins(target: frozenset[str], path: str, folder: str) -> bool:
+    """Return whether names may lead to a process group, as those do that the script has not."""
+    scopes, _ = _scopes(path, folder)
+    led = _reached(scopes, [(name, True) for name in target])
+    return any(each.name == JOIN for each in led) or not target & scopes.keys()
 
 
 @cache  # a launcher reads a script once, for all questions and for its ranks
@@ -106,12 +92,6 @@ def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
             base = os.sep.join(file.split(os.sep)[: -node.level]) if node.level else folder
         for name in filter(None, names):
             yield from filter(None, (spec.origin for spec in specs(name, [base])))
-
-
-def _joins(scopes: Scopes, names: Iterable[str]) -> bool:
-    """Return whether any of these names leads to a process group."""
-    found = _reached(scopes, [(name, True) for name in names])
-    return any(each.name == JOIN for each in found)
 
 
 def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> list[Found]:

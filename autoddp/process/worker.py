@@ -87,7 +87,7 @@ def by_itself(job: Job, world: World) -> int:
     report.say(job.own.message(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     if job.options.own_ddp == "auto" and world.world_size > 1:  # else the user has said so
-        expect_group(job.own.facts.line, world.world_size)
+        expect_group(job.own.line, world.world_size)
     return finish(script.run())
 
 
@@ -122,7 +122,7 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(
-            f"{script.name} starts its ranks itself ({own.facts.line}), but another launcher has "
+            f"{script.name} starts its ranks itself ({own.line}), but another launcher has "
             f"started {world.world_size} processes of it already; start it by autoddp run or by "
             "python"
         )
