@@ -13,14 +13,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
+from autoddp.errors import BadInput
 from autoddp.process.frames import visible
-from autoddp.process.script_file import find_file, find_module
 
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
@@ -37,9 +37,16 @@ class Script:
         """Find the file that will run, without importing anything.
 
         Raises:
-            BadInput: There is no such file, or it cannot be read or run.
+            BadInput: There is no such file, or it cannot be read.
         """
-        return find_module(self.name) if self.module else find_file(self.name)
+        if self.module:
+            return find_module(self.name)
+        path = os.path.join(os.getcwd(), self.name)  # not normalised, as python's
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise BadInput(f"can't open file {path!r}: {error.strerror}") from None
+        return path
 
     def folder(self) -> str:
         """Return the folder from which the script imports its own files."""
@@ -101,6 +108,34 @@ class Script:
             sys.path[0] = os.getcwd()
         # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+
+
+def find_module(name: str) -> str:
+    """Find the file of a module as `python -m` would, without importing anything.
+
+    Raises:
+        BadInput: There is no such module.
+    """
+    found = list(specs(name, sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]))
+    if len(found) < len(name.split(".")):
+        raise BadInput(f"no module named {name}; give its name without .py")
+    if found[-1].submodule_search_locations is not None:
+        return find_module(f"{name}.__main__")
+    assert found[-1].origin is not None
+    return found[-1].origin
+
+
+def specs(name: str, places: Sequence[str]) -> Iterator[ModuleSpec]:
+    """Yield the specs of a module's packages and its own, as far as they are there.
+
+    Nothing is imported.
+    """
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return
+        yield spec
+        places = list(spec.submodule_search_locations or ())
 
 
 def finish(code: int) -> int:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from autoddp.process.script_file import specs
+from autoddp.process.script import specs
 from autoddp.report import is_own
 
 JOIN = "init_process_group"
