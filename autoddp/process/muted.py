@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -33,6 +32,5 @@ def mute(rank: int, size: int, folder: str) -> None:
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)
-    kept = ExitStack()
-    kept.enter_context(Installation([Files(run), Folders(run), Temporary(run), Groups(run)]))
-    atexit.register(kept.close)
+    features = [Files(run), Folders(run), Temporary(run), Groups(run)]
+    atexit.register(Installation(features).install().undo)

@@ -40,14 +40,14 @@ class LaunchForm:
 
     def message(self, name: str) -> str:
         """Return the line printed at the start of a script that is distributed by itself."""
-        line, flag = self.line, self.flag
         if self.kind is Kind.ONCE:
             how = "run once, as python would; --nproc is left to it"
-            return f"{name} starts its ranks itself ({line}): {how}"
-        launched = f"launched as torchrun would{flag and f' with {flag}'}, nothing else is done"
-        if not line:
+            return f"{name} starts its ranks itself ({self.line}): {how}"
+        given = f" with {self.flag}" if self.flag else ""
+        launched = f"launched as torchrun would{given}, nothing else is done"
+        if not self.line:
             return f"--own-ddp yes: {name} is {launched}"
-        return f"{name} calls init_process_group itself ({line}): {launched}"
+        return f"{name} calls init_process_group itself ({self.line}): {launched}"
 
     def arguments(self, given: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
         """Add the local rank to the script's arguments, if it takes one and the user gave none."""

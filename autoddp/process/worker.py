@@ -94,9 +94,7 @@ def by_itself(job: Job, world: World) -> int:
 def expect_group(line: str, size: int) -> None:
     """Have the first optimizer step raise BadInput if the ranks share no process group then.
 
-    Args:
-        line: Line of the script that makes the process group, for the message.
-        size: Number of ranks.
+    The script makes it at `line`, for the message.
     """
     looked = False
 
