@@ -148,8 +148,9 @@ def set_up(world: World) -> None:
 
     A fork must do it first, as its inherited thread pool has no threads.
     """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
-    torch.set_num_threads(torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else share)
+    torch.set_num_threads((asked.isdecimal() and int(asked)) or share)
     allocator.keep_memory(os.environ)
 
 
