@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -32,5 +33,7 @@ def mute(rank: int, size: int, folder: str) -> None:
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)
-    features = [Files(run), Folders(run), Temporary(run), Groups(run)]
+    # the local view shows a launcher's variables, and leaves process groups to the script
+    refusal = [] if "RANK" in os.environ else [Groups(run)]
+    features = [Files(run), Folders(run), Temporary(run), *refusal]
     atexit.register(Installation(features).install().undo)

@@ -92,10 +92,7 @@ def by_itself(job: Job, world: World) -> int:
 
 
 def expect_group(line: str, size: int) -> None:
-    """Have the first optimizer step raise BadInput if the ranks share no process group then.
-
-    The script makes it at `line`, for the message.
-    """
+    """Have the first optimizer step raise BadInput if the ranks share no process group then."""
     looked = False
 
     def look(optimizer: Any, args: Any, kwargs: Any) -> None:
