@@ -51,7 +51,7 @@ def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
     ("strategy", "said"),
     [
         ("ddp", "starts a rank, where ranks see one process"),
-        ("ddp_spawn", "starts processes of _wrapping_function()"),
+        ("ddp_spawn", "calls start_processes, where ranks see one process"),
     ],
 )
 def test_a_trainer_of_several_devices_is_told_of_the_option(strategy, said, warm, tmp_path):

@@ -89,7 +89,6 @@ def start(console, tmp_path):
     (project / "package" / "__init__.py").touch()
     for copy in ("train.py", "script.py", "package/train.py"):
         shutil.copy(DIGITS, project / copy)
-    (project / "notebook.ipynb").write_text('{"cells": [{"cell_type": "code"}]}')
     shutil.copy(SCANS, project / "examples" / "single_gpu")
 
     def begin(line: str | list[str]) -> subprocess.Popen[str]:

@@ -58,7 +58,8 @@ class Channel:
     def close(self) -> None:
         """Close all connections; a second call does nothing."""
         for lines in self.kinds:
-            lines.close()
+            for line in list(lines.values()):  # a signal handler may remove one meanwhile
+                line.close()
 
 
 def connect(

@@ -36,10 +36,6 @@ Choose = Callable[[Channel], tuple[str, torch.device | None]]
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
-def _gloo(channel: Channel) -> tuple[str, None]:
-    return "gloo", None
-
-
 class Group(Rpc):
     """The ranks of a job: a process group that is nobody's default, and a store.
 
@@ -75,9 +71,9 @@ class Group(Rpc):
     def join(
         cls,
         world: World,
-        attempt: str = "0",
-        choose: Choose = _gloo,
-        say: Callable[[str], None] = silent,
+        attempt: str,
+        choose: Choose,
+        say: Callable[[str], None],
     ) -> Group:
         """Join the other ranks at the store of this start, or `attempt`, of the job; see `over`.
 
@@ -95,7 +91,7 @@ class Group(Rpc):
         cls,
         world: World,
         store: Store,
-        choose: Choose = _gloo,
+        choose: Choose = lambda channel: ("gloo", None),
         say: Callable[[str], None] = silent,
     ) -> Group:
         """Join the other ranks over a store of all of them.

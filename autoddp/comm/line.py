@@ -44,17 +44,14 @@ class Line:
         Raises:
             RankEnded: The peer has ended without it, or its node is out of reach.
         """
-        while not self._whole():
+        while (message := self._pop()) is None:
             self._receive()
-        return self._pop()
+        return message
 
     def arrived(self) -> list[bytes]:
         """Return the messages that have arrived; raise RankEnded if none has, and none will."""
         self._receive(socket.MSG_DONTWAIT)
-        messages = []
-        while self._whole():
-            messages.append(self._pop())
-        return messages
+        return list(iter(self._pop, None))
 
     def has_ended(self) -> bool:
         """Return whether the peer has ended, and nothing is left to read."""
@@ -78,14 +75,12 @@ class Line:
         """Close the connection; a second call does nothing."""
         self.socket.close()
 
-    def _whole(self) -> bool:
-        held = self._held
-        return len(held) >= LENGTH.size and len(held) >= LENGTH.size + LENGTH.unpack_from(held)[0]
-
-    def _pop(self) -> bytes:
-        held = self._held
-        end = LENGTH.size + LENGTH.unpack_from(held)[0]
-        data = bytes(memoryview(held)[LENGTH.size : end])
+    def _pop(self) -> bytes | None:
+        """Return the next message once it has arrived whole."""
+        held, start = self._held, LENGTH.size
+        if len(held) < start or len(held) < (end := start + LENGTH.unpack_from(held)[0]):
+            return None
+        data = bytes(memoryview(held)[start:end])
         del held[:end]
         return data
 
@@ -109,8 +104,3 @@ class Lines(dict[int, Line]):
         """Send a message by all of them."""
         for line in self.values():
             line.send(message)
-
-    def close(self) -> None:
-        """Close them all, though a signal handler may remove one meanwhile."""
-        for line in list(self.values()):
-            line.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
@@ -20,7 +19,6 @@ NAMES = {
 }
 REQUIRED = (*(name for name in NAMES.values() if name != "GROUP_RANK"), "MASTER_ADDR")
 ANEW = "start the job with autoddp run or torchrun"
-LARGEST = 2**31 - 1  # the largest rank that torch accepts
 ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # what torchrun and autoddp's launcher set for a rank, and one plain process would not have
 ADDED = (
@@ -85,7 +83,7 @@ class World:
             raise BadInput(f"{values} contradict each other; {ANEW}")
         if not 0 < world.master_port < 65536:
             raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
-        if not is_host(world.master_addr):
+        if world.master_addr.split() != [world.master_addr]:  # torch would try for half an hour
             raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; {ANEW}")
         return world
 
@@ -96,21 +94,10 @@ class World:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
-    if name not in environ:
-        return None
-    with suppress(ValueError):
-        number = int(environ[name])
-        if abs(number) <= LARGEST:
-            return number
-    raise BadInput(f"{name} is {environ[name]!r}, which is no whole number up to {LARGEST}; {ANEW}")
-
-
-def is_host(name: str) -> bool:
-    """Return whether `name` can name a machine: Python and torch fail over some that cannot."""
-    try:
-        return bool(name.encode("idna")) and name.isprintable() and " " not in name
-    except UnicodeError:
-        return False
+    text = environ.get(name)
+    if text is not None and not re.fullmatch("[0-9]{1,9}", text):
+        raise BadInput(f"{name} is {text!r}, which is no whole number from 0 on; {ANEW}")
+    return None if text is None else int(text)
 
 
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:

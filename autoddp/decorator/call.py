@@ -137,8 +137,7 @@ def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
     try:
         worker.set_up(world)
         joining.take_device(world, devices)
-        with member(world, options, devices, report, None) as joined_rank:
-            run = joined_rank.run
+        with member(world, options, devices, report, None) as run:
             yield run
             run.view.pending.reduce()
     finally:

@@ -18,7 +18,6 @@ from autoddp.launch.failure import words
 from autoddp.launch.imports import import_torch, imports_for_all
 from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
-from autoddp.process.job_folder import JobFolder
 from autoddp.process.script import Script
 from autoddp.process.streams import Logs
 
@@ -166,11 +165,10 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         from autoddp.process.launcher_signals import LauncherSignals
         from autoddp.process.worker import Job
 
-        if compiler.is_wanted(script):
-            compiler.import_for_all(script.folder())
+        compiler.import_for_all(script)
     devices_found = find_devices()
     logs = Logs(options.log_dir)
-    job = Job(script, options, devices_found, own, logs, JobFolder(), random.getstate())
+    job = Job(script, options, devices_found, own, logs, random.getstate())
     signals = LauncherSignals(options.nproc, options.grace)
     if options.nnodes > 1:
         address = f"{options.master_addr}:{options.master_port}"

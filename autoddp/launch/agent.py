@@ -19,11 +19,12 @@ from typing import TextIO
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from autoddp import torch_internals
+from autoddp.comm.place import HERE
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.failure import Failure, say, words
 from autoddp.launch.node_agent import JobOver, NodeAgent
 from autoddp.launch.rendezvous import FixedNodes
-from autoddp.process import streams, worker
+from autoddp.process import job_folder, streams, worker
 from autoddp.process.launcher_signals import LauncherSignals
 from autoddp.process.script import INTERRUPTED
 from autoddp.process.worker import Job
@@ -67,7 +68,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
             if not options.quiet and agent.failure is not None:
                 print(f"{job.flag.end()}{words(agent.failure, job.logs)}", file=sys.stderr)
             say(options, f"restarting the job ({attempt} of {options.max_restarts})")
-        job.private.make()
+        job_folder.make()
 
     streams.flush()
     # otherwise multiprocessing would close stdin in a child
@@ -85,7 +86,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
         logging.disable(parent.logging)
         sys.stdin = parent.stdin
         signals.leave()
-        job.private.clear()
+        job_folder.clear()
     return agent.failure
 
 
@@ -140,8 +141,8 @@ def run_rank(parent: ParentState, local_rank: int) -> int:
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
     # a folder for sockets of worker processes, which killed workers leave behind
-    assert parent.job.private.folder is not None
-    sockets = os.path.join(parent.job.private.folder, f"w{local_rank}")
+    assert HERE.private is not None
+    sockets = os.path.join(HERE.private, f"w{local_rank}")
     if len(os.fsencode(sockets)) <= MAX_SOCKET_FOLDER:
         os.mkdir(sockets)
         parent.process._config["tempdir"] = sockets  # type: ignore[attr-defined]

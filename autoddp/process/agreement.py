@@ -12,18 +12,19 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from autoddp import __version__
 from autoddp.comm.line import Lines
+from autoddp.comm.outcome import Outcome
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.options.row import flag
 from autoddp.process import source
+from autoddp.process.devices import Devices
 from autoddp.process.script import Script
 
 # options of which each node may have its own
@@ -42,18 +43,11 @@ def agree(lines: Lines, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """
     if 0 in lines:
         lines.send(json.dumps(mine).encode())
-        answer = lines[0].read()
-    else:
-        sent = [mine, *(json.loads(lines[rank].read()) for rank in sorted(lines))]
-        try:
-            answer = json.dumps([decide(sent), ""]).encode()
-        except BadInput as error:
-            answer = json.dumps([None, str(error)]).encode()
-        lines.send(answer)
-    decided, refused = json.loads(answer)
-    if refused:
-        raise BadInput(refused)
-    return decided
+        return Outcome.from_bytes(lines[0].read()).unwrap()
+    sent = [mine, *(json.loads(lines[rank].read()) for rank in sorted(lines))]
+    outcome = Outcome.of(lambda: decide(sent))
+    lines.send(outcome.to_bytes())
+    return outcome.unwrap()
 
 
 def compare(found: Sequence[Facts | None]) -> None:
@@ -76,13 +70,14 @@ def compare(found: Sequence[Facts | None]) -> None:
                 )
 
 
-def facts_of(world: World, script: Script | None, options: Options) -> Facts | None:
+def facts_of(world: World, script: Script | None, options: Options, given: Devices) -> Facts | None:
     """Return what must be equal on all nodes, by its name in messages.
 
     Args:
         world: Place of this rank.
         script: The script; None for a decorated call.
         options: Options of the job.
+        given: Devices of this node's ranks.
 
     Returns:
         The facts; None on a job's only node, and where another rank of the node sends them.
@@ -98,20 +93,15 @@ def facts_of(world: World, script: Script | None, options: Options) -> Facts | N
         "the version of autoddp": __version__,
         "the version of torch": torch.__version__,
         "the version of Python": platform.python_version(),
+        "what a rank computes on": given.of_a_rank,
     }
     if script is None:
         return found
     found["the script"] = script.name
     found["the script's command line"] = " ".join(script.args) or "empty"
     path, folder = os.path.realpath(script.find()), script.folder()
-    files = source.files(path, folder)
-    return found | {f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files}
-
-
-def digest(file: str) -> str:
-    """Return a file's checksum and size; or the reason why it cannot be read."""
-    try:
-        data = Path(file).read_bytes()
-    except OSError as error:
-        return error.strerror or "unreadable"
-    return f"{hashlib.sha256(data).hexdigest()[:12]} (SHA-256) in {len(data)} bytes"
+    for name, text in source.files(path, folder).items():
+        digest = hashlib.sha256(text).hexdigest()[:12]
+        known = f"{digest} (SHA-256) in {len(text)} bytes"
+        found[f"the text of {os.path.relpath(name, folder)}"] = known
+    return found

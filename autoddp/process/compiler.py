@@ -13,32 +13,26 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
-from pathlib import Path
 
 from autoddp.process import source
 from autoddp.process.script import Script
 
 COMPILER = "torch._dynamo"
-USES = re.compile(r"\b(optim|torchvision)\b")
+USES = re.compile(rb"\b(optim|torchvision)\b")
 # The compiler reads its settings in the environment at its import.
-SETS = re.compile(r"environ|putenv|dotenv")
+SETS = re.compile(rb"environ|putenv|dotenv")
 
 
-def is_wanted(script: Script) -> bool:
-    """Return whether a script seems to import the compiler, and seems to set no variable first."""
-    path, folder = script.find(), script.folder()
-    texts = []
-    for file in source.files(path, folder):
-        with suppress(OSError):
-            texts.append(Path(file).read_text(errors="replace"))
-    return any(map(USES.search, texts)) and not any(map(SETS.search, texts))
+def import_for_all(script: Script) -> None:
+    """Import the compiler in this process, the parent of the ranks.
 
-
-def import_for_all(folder: str) -> None:
-    """Import the compiler in this process, the parent of ranks that import from `folder`.
-
-    If that fails, it is for the script to fail.
+    Nothing is done if the script seems not to import it, or to set a variable first. If the import
+    fails, it is for the script to fail.
     """
+    folder = script.folder()
+    text = b"\n".join(source.files(script.find(), folder).values())
+    if not USES.search(text) or SETS.search(text):
+        return
     modules, variables = set(sys.modules), set(os.environ)
     with suppress(Exception):
         import_module(COMPILER)

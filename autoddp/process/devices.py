@@ -6,18 +6,15 @@ of them, and how they are counted. Everything else goes by what torch says of it
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import takewhile
-
-from autoddp.process.boot import BOOT
+from multiprocessing import TimeoutError, get_context
 
 VARIABLES = {
     "cuda": "CUDA_VISIBLE_DEVICES",  # ROCm heeds it, too, behind its own
@@ -75,7 +72,7 @@ def variable(kind: str, environ: Mapping[str, str]) -> str:
 
 
 def there(environ: Mapping[str, str]) -> Devices:
-    """Ask the driver, or else a short-lived child process, which accelerators torch would find."""
+    """Ask the driver, or else a short-lived fork, which accelerators torch would find."""
     if next(iter(entry_points(group="torch.backends")), None) is None:
         found = count()
         if found:
@@ -112,11 +109,9 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
 
 
 def _asked(environ: Mapping[str, str]) -> Devices:
-    """Have a child count the devices: it may touch them, after which no rank could be forked."""
-    with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-        child = [sys.executable, BOOT, __name__]
-        done = subprocess.run(child, capture_output=True, timeout=SLOW, check=False)
-        kind, number, backend = json.loads(done.stdout)
+    """Have a fork count the devices: it may touch them, after which no rank could be forked."""
+    with get_context("fork").Pool(1) as child, suppress(RuntimeError, TimeoutError):
+        kind, number, backend = child.apply_async(_count).get(SLOW)
         given = environ.get(variable(kind, environ), "").split(",") if number else []
         named = [name.strip() for name in given if name.strip()]
         names = named[:number] if len(named) >= number else [str(index) for index in range(number)]
@@ -124,8 +119,8 @@ def _asked(environ: Mapping[str, str]) -> Devices:
     return Devices()
 
 
-def main() -> None:
-    """Print, in a process that ends with it, which accelerators torch finds."""
+def _count() -> tuple[str, int, str]:
+    """Return which accelerators torch finds, how many, and the name of their own backend."""
     import torch
     import torch.distributed as dist
 
@@ -134,10 +129,8 @@ def main() -> None:
     kind = torch_internals.accelerator()
     number = 0 if kind is None else torch.accelerator.device_count()
     if kind is None or not number:
-        print(json.dumps(["", 0, ""]))
-        return
-    try:
-        backend = dist.get_default_backend_for_device(kind.type)
-    except ValueError:
-        backend = ""
-    print(json.dumps([kind.type, number, "" if backend == "gloo" else str(backend)]))
+        return "", 0, ""
+    with suppress(ValueError):
+        backend = str(dist.get_default_backend_for_device(kind.type))
+        return kind.type, number, "" if backend == "gloo" else backend
+    return kind.type, number, ""

@@ -6,9 +6,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.patching import Feature, patch, stands_for
@@ -20,7 +20,6 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SCRIPT = os.path.join(OURS, "process", "script.py")  # runs the script
 # files of torch that call what replaces a function of torch, or what is not to be compiled
 CALLERS = ("torch/overrides.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
-KINDS = (UserWarning, FutureWarning, DeprecationWarning, RuntimeWarning)
 Entry = tuple[FrameType, Any]
 Function = Callable[..., Any]
 
@@ -41,8 +40,7 @@ class Frames(Feature):
     def setup(self, undo: ExitStack) -> None:
         """Have all warnings of autoddp's lines go to `show`, which filters them by another line."""
         undo.enter_context(warnings.catch_warnings())
-        for kind in KINDS:
-            warnings.filterwarnings("always", category=kind, module=r"autoddp\.")
+        warnings.filterwarnings("always", module=r"autoddp\.")
 
     @patch(
         *("traceback:walk_tb", "traceback:_walk_tb_with_full_positions"),
@@ -52,11 +50,7 @@ class Frames(Feature):
     )
     def walk_traceback(self, original: Function) -> Function:
         """Make a walk down a traceback that passes over frames of autoddp's."""
-
-        def walk_visible(traceback: TracebackType | None) -> Iterator[Entry]:
-            yield from visible(original(traceback))
-
-        return stands_for(original)(walk_visible)
+        return stands_for(original)(lambda traceback: iter(visible(original(traceback))))
 
     @patch(
         "warnings:_showwarnmsg",

@@ -1,4 +1,7 @@
-"""The private folder of one job on this node, removed with all that killed ranks leave in it."""
+"""The private folder of one job on this node, which its ranks find at `HERE.private`.
+
+It holds the ranks' scratch, and links to short-lived folders that they make elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,24 @@ import os
 import shutil
 import tempfile
 
+from autoddp.comm.place import HERE
 
-class JobFolder:
-    """The folder of the ranks' scratch, and of links to short-lived folders they make elsewhere."""
 
-    def __init__(self) -> None:
-        self.folder: str | None = None
+def make() -> None:
+    """Make the folder just before the ranks start, and a new one when they start again."""
+    clear()
+    HERE.private = tempfile.mkdtemp(prefix="autoddp-")
 
-    def make(self) -> None:
-        """Make the folder just before the ranks start, and a new one when they start again."""
-        self.clear()
-        self.folder = tempfile.mkdtemp(prefix="autoddp-")
 
-    def clear(self) -> None:
-        """Remove the folder once all ranks of this node have ended, and the folders linked in it.
+def clear() -> None:
+    """Remove the folder and the folders linked in it, once all ranks of this node have ended.
 
-        A checkpoint that a rank was about to write goes, too.
-        """
-        if self.folder is None:
-            return
-        for entry in os.scandir(self.folder):
-            if entry.is_symlink():
-                shutil.rmtree(os.readlink(entry.path), ignore_errors=True)  # if it is still there
-        shutil.rmtree(self.folder)
-        self.folder = None
+    A checkpoint that a rank was about to write goes, too.
+    """
+    if HERE.private is None:
+        return
+    for entry in os.scandir(HERE.private):
+        if entry.is_symlink():
+            shutil.rmtree(os.readlink(entry.path), ignore_errors=True)  # if it is still there
+    shutil.rmtree(HERE.private)
+    HERE.private = None

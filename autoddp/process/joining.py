@@ -78,9 +78,7 @@ def join(
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
     chosen = why = ""
-    facts = facts_of(world, script, options)
-    if facts is not None:
-        facts["what a rank computes on"] = given.of_a_rank
+    facts = facts_of(world, script, options, given)
 
     def decision(ranks: list[Any]) -> tuple[str, str]:
         compare([facts for _, facts in ranks])

@@ -43,9 +43,7 @@ class LauncherSignals:
         self._interrupted = False
         self._found = {number: signal.getsignal(number) for number in FORWARDED}
         self._heard: Counter[int] = Counter()
-        self._reading, self._writing = os.pipe()
-        for end in (self._reading, self._writing):
-            os.set_blocking(end, False)
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         size = ranks * ctypes.sizeof(ctypes.c_int)
         self._codes = (ctypes.c_int * ranks).from_buffer(mmap.mmap(-1, size))
         self.restart()

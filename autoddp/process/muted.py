@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from autoddp.comm.context import Context
@@ -15,19 +15,11 @@ from autoddp.effects.run import Run
 from autoddp.effects.temporary import Temporary
 from autoddp.options import Options
 from autoddp.patching import Installation
+from autoddp.process.own_groups import Groups
 from autoddp.view import View
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
-
-
-@dataclass(frozen=True)
-class Nobody:
-    """The stand-in for the group of ranks, which a worker process has no connection to."""
-
-    rank: int
-    size: int
-    context: Context = field(default_factory=Context)
 
 
 def mute(rank: int, size: int, folder: str) -> None:
@@ -36,10 +28,12 @@ def mute(rank: int, size: int, folder: str) -> None:
     What it prints goes to the rank's log, like what the rank prints.
     """
     world = World(rank, size, rank, size)
-    nobody = cast("Group", Nobody(rank, size))
+    # in place of the group of ranks, which this process has no connection to
+    nobody = cast("Group", SimpleNamespace(rank=rank, size=size, context=Context()))
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)
-    kept = ExitStack()
-    kept.enter_context(Installation([Files(run), Folders(run), Temporary(run)]))
-    atexit.register(kept.close)
+    # the local view shows a launcher's variables, and leaves process groups to the script
+    refusal = [] if "RANK" in os.environ else [Groups(run)]
+    features = [Files(run), Folders(run), Temporary(run), *refusal]
+    atexit.register(Installation(features).install().undo)

@@ -8,7 +8,6 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from autoddp.comm.world import is_host
 from autoddp.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,14 +29,12 @@ def resolve(host: str) -> None:
         BadInput: It cannot.
     """
     try:
-        known = is_host(host) and socket.getaddrinfo(host, None)
-    except OSError:
-        known = False
-    if not known:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
         raise BadInput(
             f"--master-addr is {host}, which this machine cannot resolve; give an address that "
             "every node can reach, and its port by --master-port"
-        )
+        ) from None
 
 
 def check_free(port: int, name: str = "--master-port") -> None:

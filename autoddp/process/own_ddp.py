@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from autoddp.process import source
 from autoddp.process.script import Script
-from autoddp.process.source import FLAGS, SourceFacts, read
+from autoddp.process.source import FLAGS, JOIN, Found
 
 
 class Kind(Enum):
@@ -25,28 +26,34 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class LaunchForm:
-    """The form in which a script is launched, and the facts in its source that decide it."""
+    """The form in which a script is launched, and what in its source decides that.
 
-    kind: Kind
-    facts: SourceFacts
+    Attributes:
+        kind: The form.
+        line: Where the script starts ranks, else where it joins a process group; empty: nowhere.
+        flag: --local_rank or --local-rank, where its parser takes that.
+    """
+
+    kind: Kind = Kind.VIEW
+    line: str = ""
+    flag: str = ""
 
     def message(self, name: str) -> str:
         """Return the line printed at the start of a script that is distributed by itself."""
-        line, flag = self.facts.line, self.facts.flag
         if self.kind is Kind.ONCE:
             how = "run once, as python would; --nproc is left to it"
-            return f"{name} starts its ranks itself ({line}): {how}"
-        launched = f"launched as torchrun would{flag and f' with {flag}'}, nothing else is done"
-        if not line:
+            return f"{name} starts its ranks itself ({self.line}): {how}"
+        given = f" with {self.flag}" if self.flag else ""
+        launched = f"launched as torchrun would{given}, nothing else is done"
+        if not self.line:
             return f"--own-ddp yes: {name} is {launched}"
-        return f"{name} calls init_process_group itself ({line}): {launched}"
+        return f"{name} calls init_process_group itself ({self.line}): {launched}"
 
     def arguments(self, given: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
         """Add the local rank to the script's arguments, if it takes one and the user gave none."""
-        flag = self.facts.flag
-        if not flag or any(argument.partition("=")[0] in FLAGS for argument in given):
+        if not self.flag or any(argument.partition("=")[0] in FLAGS for argument in given):
             return given
-        return (f"{flag}={local_rank}", *given)
+        return (f"{self.flag}={local_rank}", *given)
 
 
 def of(script: Script, own_ddp: str) -> LaunchForm:
@@ -55,6 +62,18 @@ def of(script: Script, own_ddp: str) -> LaunchForm:
     Raises:
         BadInput: There is no such script, or it cannot be read or run.
     """
-    facts = SourceFacts() if own_ddp == "no" else read(script.find(), script.folder())
-    own = Kind.ONCE if facts.starts else Kind.RANKS
-    return LaunchForm(own if facts.always or own_ddp == "yes" else Kind.VIEW, facts)
+    if own_ddp == "no":
+        return LaunchForm()
+    path, folder = script.find(), script.folder()
+    found = source.found(path, folder)
+    joins = [each for each in found if each.name == JOIN and each.line]
+    starts = [
+        each
+        for each in found
+        if joins and each.target is not None and source.joins(each.target, path, folder)
+    ]
+    surest = min(starts or joins, key=lambda each: each.maybe, default=Found(True, "", ""))
+    if surest.maybe and own_ddp == "auto":
+        return LaunchForm()
+    flag = next((each.name for each in found if each.name in FLAGS), "")
+    return LaunchForm(Kind.ONCE if starts else Kind.RANKS, surest.line, flag)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any, ClassVar
 
 from autoddp.errors import BadInput
 from autoddp.patching import Call, Feature, patch
-from autoddp.process.source import joins
-from autoddp.report import is_users, users_line
+from autoddp.report import users_line
 
 WAY_OUT = "autoddp run --own-ddp yes leaves that to the script"
-TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate")
 
 
 class Groups(Feature):
@@ -27,36 +24,16 @@ class Groups(Feature):
     @patch(
         "torch.distributed:init_process_group",
         "torch.distributed.distributed_c10d:init_process_group",
-        why="ranks that each see one process would meet at one address as the same rank",
+        "torch.multiprocessing:start_processes",
+        "torch.multiprocessing.spawn:start_processes",
+        why="ranks that each see one process would meet at one address as the same rank, or each "
+        "start the ranks of a script that starts its own",
     )
     def refuse(self, call: Call) -> Any:
-        """Refuse the script's process group, by BadInput."""
+        """Refuse, by BadInput, the script's process group, and processes that torch starts."""
         raise BadInput(
-            f"{users_line()} makes a process group itself, where ranks see one process; {WAY_OUT}"
+            f"{users_line()} calls {call.wrapped.__name__}, where ranks see one process; {WAY_OUT}"
         )
-
-    @patch(
-        "multiprocessing.process:BaseProcess.start",
-        why="each rank would start the ranks of a script that starts its own",
-    )
-    def start(self, call: Call) -> Any:
-        """Refuse, by BadInput, to start processes that join a process group.
-
-        `torch.multiprocessing.spawn` goes this way, too.
-        """
-        process = call.instance
-        target = process._target
-        if getattr(target, "__module__", None) == "torch.multiprocessing.spawn":
-            target = process._args[0]
-        while isinstance(target, functools.partial):
-            target = target.func
-        if _meets(target):
-            name = getattr(target, "__name__", type(target).__name__)
-            raise BadInput(
-                f"{users_line()} starts processes of {name}(), which makes a process group, and "
-                f"every rank would start them; {WAY_OUT}"
-            )
-        return call.plain()
 
     @patch(
         "subprocess:Popen.__init__",
@@ -68,15 +45,3 @@ class Groups(Feature):
         if environ.get("LOCAL_RANK") == os.environ.get("LOCAL_RANK"):
             return call.plain()
         raise BadInput(f"{users_line()} starts a rank, where ranks see one process; {WAY_OUT}")
-
-
-def _meets(target: Any) -> bool:
-    """Return whether a process with this target joins a process group.
-
-    The source of the user's function tells; a function of a trainer's library always joins one.
-    """
-    module = getattr(target, "__module__", None) or type(target).__module__
-    code = getattr(target, "__code__", None)
-    if code is not None and is_users(code.co_filename):
-        return joins(code.co_filename, code.co_name)
-    return module.partition(".")[0] in TRAINERS

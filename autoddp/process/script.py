@@ -15,12 +15,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
-from types import FrameType, ModuleType, TracebackType
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
+from autoddp.errors import BadInput
 from autoddp.process.frames import visible
-from autoddp.process.script_file import find_file, find_module
 
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
@@ -37,9 +37,19 @@ class Script:
         """Find the file that will run, without importing anything.
 
         Raises:
-            BadInput: There is no such file, or it cannot be read or run.
+            BadInput: There is no such file, or it cannot be read, or it is a notebook.
         """
-        return find_module(self.name) if self.module else find_file(self.name)
+        if self.module:
+            return find_module(self.name)
+        path = os.path.join(os.getcwd(), self.name)  # not normalised, as python's
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            why = f"{error.strerror}; give the path of a script, without python before it"
+            raise BadInput(f"can't open file {path!r}: {why}") from None
+        if path.endswith(".ipynb"):
+            raise BadInput(f"{self.name} is a notebook; jupyter nbconvert --to script converts it")
+        return path
 
     def folder(self) -> str:
         """Return the folder from which the script imports its own files."""
@@ -63,8 +73,25 @@ class Script:
         if sys.version_info < (3, 14):
             main.__dict__.update(__annotations__={})
         sys.modules["__main__"] = main
-        act = self._run_module if self.module else self._run_file
-        return exit_code(act, whole_traceback, ended)
+        raised: BaseException | None = None
+        try:
+            self._run_module() if self.module else self._run_file()
+        except BaseException as error:
+            raised = error
+        # no exception is being handled from here on: one that a hook raises has it as no context
+        for act in ended:
+            try:
+                act()
+            except BaseException as error:  # a signal handler's: torch has one for lost workers
+                if raised is None or isinstance(raised, SystemExit):
+                    raised = error
+        if raised is None:
+            return 0
+        if isinstance(raised, SystemExit):
+            return _system_exit(raised)
+        if not whole_traceback:
+            strip(raised)
+        return _show(raised)
 
     def _run_file(self) -> None:
         path = self.find()
@@ -86,35 +113,31 @@ class Script:
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
 
 
-def exit_code(
-    run: Callable[[], None], whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()
-) -> int:
-    """Call `run` like the interpreter's outermost code: print what it raises, return an exit code.
+def find_module(name: str) -> str:
+    """Find the file of a module as `python -m` would, without importing anything.
 
-    Args:
-        run: Function to call.
-        whole_traceback: Leave autoddp's frames in the traceback.
-        ended: Functions called when `run` has ended, before what it raised is shown.
+    Raises:
+        BadInput: There is no such module.
     """
-    raised: BaseException | None = None
-    try:
-        run()
-    except BaseException as error:
-        raised = error
-    # from here on no exception is being handled: one that a hook raises does not have it as context
-    for act in ended:
-        try:
-            act()
-        except BaseException as error:  # a signal handler's: torch has one for lost workers
-            if raised is None or isinstance(raised, SystemExit):
-                raised = error
-    if raised is None:
-        return 0
-    if isinstance(raised, SystemExit):
-        return _system_exit(raised)
-    if not whole_traceback:
-        strip(raised)
-    return _show(raised)
+    found = list(specs(name, sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]))
+    if len(found) < len(name.split(".")):
+        raise BadInput(f"no module named {name}; give its name without .py")
+    if found[-1].submodule_search_locations is not None:
+        return find_module(f"{name}.__main__")
+    return found[-1].origin or name
+
+
+def specs(name: str, places: Sequence[str]) -> Iterator[ModuleSpec]:
+    """Yield the specs of a module's packages and its own, as far as they are there.
+
+    Nothing is imported.
+    """
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return
+        yield spec
+        places = list(spec.submodule_search_locations or ())
 
 
 def finish(code: int) -> int:
@@ -161,10 +184,8 @@ def forget() -> None:
 
 
 def _system_exit(ending: SystemExit) -> int:
-    if ending.code is None:
-        return 0
-    if isinstance(ending.code, int):
-        return ending.code & 0xFF
+    if isinstance(ending.code, int | None):
+        return (ending.code or 0) & 0xFF
     print(ending.code, file=sys.stderr)
     return 1
 
@@ -208,13 +229,11 @@ def strip(error: BaseException) -> None:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    kept = [entry for _, entry in visible(_entries(traceback))]
+    entries = []
+    while traceback is not None:
+        entries.append((traceback.tb_frame, traceback))
+        traceback = traceback.tb_next
+    kept = [entry for _, entry in visible(entries)]
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None
-
-
-def _entries(traceback: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
-    while traceback is not None:
-        yield traceback.tb_frame, traceback
-        traceback = traceback.tb_next

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ from autoddp.report import Report, library_modules, users_modules
 from autoddp.view import View
 
 
-@dataclass
-class Member:
-    """A rank that has joined; `ran` and `code` are what ran and how it ended, for --report."""
-
-    run: Run
-    ran: Sequence[str] = ()
-    code: int | None = None
-
-
 @contextmanager
 def member(
     world: World,
@@ -45,7 +35,7 @@ def member(
     given: Devices,
     report: Report,
     script: Script | None,
-) -> Iterator[Member]:
+) -> Iterator[Run]:
     """Be a rank inside, which sees one process, or in the local view a launcher's variables.
 
     Args:
@@ -69,12 +59,12 @@ def member(
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{backend} ({why}), {options.view} view"
     )
+    ran = (script.name, *script.args) if script is not None else tuple(sys.argv)
     with session(world, options, group, report) as run:
-        mine = Member(run, tuple(sys.argv))
-        yield mine
+        yield run
     if world.rank == 0 and options.report is not None:
-        about = {"ranks": world.world_size, "nodes": nodes, "backend": backend}
-        write(options.report, report, mine, about | {"view": options.view})
+        about = {"script": ran[0], "arguments": ran[1:], "ranks": world.world_size, "nodes": nodes}
+        write(options.report, report, about | {"backend": backend, "view": options.view})
 
 
 @contextmanager
@@ -98,13 +88,11 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         yield run
 
 
-def write(path: str, report: Report, mine: Member, about: dict[str, Any]) -> None:
+def write(path: str, report: Report, about: dict[str, Any]) -> None:
     """Write the file of --report: what ran, how it ended, and all decisions with their reasons."""
-    script, *arguments = mine.ran
     python = platform.python_version()
     versions = {"autoddp": __version__, "torch": torch.__version__, "python": python}
-    about |= {"script": script, "arguments": arguments, "exit": mine.code}
     try:
-        Path(path).write_text(report.to_json(versions=versions, **about))
+        Path(path).write_text(report.to_json(versions=versions, exit=report.exit, **about))
     except OSError as error:  # the script has ended, and its outcome is what counts
         report.say(f"--report: {path} cannot be written ({error.strerror})")

@@ -1,4 +1,4 @@
-"""The reader of the user's source: does it join a process group, or start its ranks itself?
+"""The reader of the user's source: the names that it leads to, and under which conditions.
 
 Of the script and the files that it imports from its own folder, the reader follows what the first
 line leads to: a name stands for every function, method or class of that name. Nothing is run.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from autoddp.process.script_file import specs
+from autoddp.process.script import specs
 from autoddp.report import is_own
 
 JOIN = "init_process_group"
@@ -22,8 +23,8 @@ STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
 TARGETS = ("target", "fn")  # arguments of theirs
 COUNTED = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
 FLAGS = ("--local_rank", "--local-rank")
-# conditions that are the same for one process and several
-ALWAYS = ("is_available", "is_initialized")
+# names of what is the same for one process and several
+EVEN = frozenset(("__name__", "is_available", "is_initialized"))
 
 
 class Found(NamedTuple):
@@ -35,64 +36,48 @@ class Found(NamedTuple):
     target: frozenset[str] | None = None  # the names in the target of the processes
 
 
-@dataclass(frozen=True)
-class SourceFacts:
-    """The facts on ranks in a script's source."""
-
-    line: str = ""  # where it starts ranks, else where it joins a process group; empty: nowhere
-    starts: bool = False  # whether it starts processes that join a process group
-    always: bool = False  # whether that line is reached under no condition
-    flag: str = ""  # --local_rank or --local-rank, where its parser takes that
-
-
 Scopes = dict[str, list[Found]]  # what stands in functions and classes of a name, and in a file
 
 
-def read(path: str, folder: str) -> SourceFacts:
-    """Read a script, and what it imports from `folder`, the first on its path."""
-    scopes, roots = _scopes(path, folder)
-    found = _reached(scopes, [(root, False) for root in roots])
-    joins = [each for each in found if each.name == JOIN and each.line]
-    starts = [
-        each
-        for each in found
-        if joins and each.target is not None
-        if _joins(scopes, each.target) or not each.target & scopes.keys()
-    ]
-    surest = min(starts or joins, key=lambda each: each.maybe, default=Found(True, "", ""))
-    flag = next((each.name for each in found if each.name in FLAGS), "")
-    return SourceFacts(surest.line, bool(starts), not surest.maybe, flag)
-
-
-def files(path: str, folder: str) -> list[str]:
-    """Return the files of a script: itself, and what it imports from `folder`."""
+def files(path: str, folder: str) -> dict[str, bytes]:
+    """Return the files of a script, itself and what it imports from `folder`, with their text."""
     return _scopes(path, folder)[1]
 
 
-def joins(path: str, name: str) -> bool:
-    """Return whether the function `name` of a file may join a process group, on any condition."""
-    return _joins(_scopes(path, os.path.dirname(path))[0], {name, path})
+def found(path: str, folder: str) -> list[Found]:
+    """Return what a script leads to, and what it imports from `folder`, the first on its path."""
+    scopes, texts = _scopes(path, folder)
+    return _reached(scopes, [(file, False) for file in texts])
+
+
+def joins(target: frozenset[str], path: str, folder: str) -> bool:
+    """Return whether names may lead to a process group, as those do that the script has not."""
+    scopes, _ = _scopes(path, folder)
+    led = _reached(scopes, [(name, True) for name in target])
+    return any(each.name == JOIN for each in led) or not target & scopes.keys()
 
 
 @cache  # a launcher reads a script once, for all questions and for its ranks
-def _scopes(path: str, folder: str) -> tuple[Scopes, list[str]]:
-    """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
-    scopes: Scopes = {}
-    roots: list[str] = []
+def _scopes(path: str, folder: str) -> tuple[Scopes, dict[str, bytes]]:
+    """Return all scopes by name, a file's own by its path, and the files in order, with their text.
+
+    A file that cannot be read has no text: python itself reports the error.
+    """
+    scopes: Scopes = defaultdict(list)
+    texts: dict[str, bytes] = {}
     pending = [path]
     while pending:
         file = pending.pop()
-        if file in roots or (roots and not (file.endswith(".py") and is_own(file))):
+        if file in texts or (texts and not (file.endswith(".py") and is_own(file))):
             continue  # the script itself may have any name
-        roots.append(file)
-        scopes[file] = []
-        try:
-            tree = ast.parse(Path(file).read_bytes())
+        texts[file] = b""
+        # one that is too deeply nested to parse may run
+        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+            texts[file] = Path(file).read_bytes()
+            tree = ast.parse(texts[file])
             _Reader(file, scopes).visit(tree)
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # python itself reports the error; a file too deeply nested to parse may run
-        pending += _imported(tree, file, folder)
-    return scopes, roots
+            pending += _imported(tree, file, folder)
+    return scopes, texts
 
 
 def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
@@ -107,12 +92,6 @@ def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
             base = os.sep.join(file.split(os.sep)[: -node.level]) if node.level else folder
         for name in filter(None, names):
             yield from filter(None, (spec.origin for spec in specs(name, [base])))
-
-
-def _joins(scopes: Scopes, names: Iterable[str]) -> bool:
-    """Return whether any of these names leads to a process group."""
-    found = _reached(scopes, [(name, True) for name in names])
-    return any(each.name == JOIN for each in found)
 
 
 def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> list[Found]:
@@ -137,7 +116,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, file: str, scopes: Scopes) -> None:
         self.file, self.scopes = os.path.basename(file), scopes
         self.here, self.maybe = scopes[file], False
-        self.even: set[str] = set()  # names of values that are the same for one process and several
+        self.even = EVEN
 
     def visit(self, node: ast.AST) -> None:
         """Note what is used, not set, and visit what is in it.
@@ -158,12 +137,12 @@ class _Reader(ast.NodeVisitor):
         special = node.name.startswith("__")  # a method that its class, when it is called, may call
         if node.decorator_list:
             self.here.append(Found(False, node.name, ""))  # a decorator may call it
-        self._within(self.here if special else self._scope(node.name), node.body)
+        self._within(self.here if special else self.scopes[node.name], node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._within(self._scope(node.name), [*node.bases, *node.body])
+        self._within(self.scopes[node.name], [*node.bases, *node.body])
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Note what is made of `is_initialized()` alone: `ours = not dist.is_initialized()`."""
@@ -187,14 +166,8 @@ class _Reader(ast.NodeVisitor):
             return any(map(self._decides, test.values))
         if isinstance(test, ast.UnaryOp):
             return self._decides(test.operand)
-        if isinstance(test, ast.Compare):
-            return _name(test.left) != "__name__"
-        if isinstance(test, ast.Call):
-            return _name(test.func) not in ALWAYS
-        return _name(test) not in self.even
-
-    def _scope(self, name: str) -> list[Found]:
-        return self.scopes.setdefault(name, [])
+        # what is compared, or called
+        return _name(getattr(test, "left", getattr(test, "func", test))) not in self.even
 
     def _within(self, scope: list[Found], body: Sequence[ast.AST]) -> None:
         before = self.here, self.maybe

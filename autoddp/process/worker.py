@@ -6,8 +6,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -19,12 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
-from autoddp.comm.world import LARGEST, World
+from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import allocator, joining, launcher_signals, streams
 from autoddp.process.devices import Devices
-from autoddp.process.job_folder import JobFolder
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
 from autoddp.process.session import member
@@ -46,7 +43,6 @@ class Job:
     devices: Devices
     own: LaunchForm
     logs: Logs
-    private: JobFolder
     random_state: Any  # of Python's generator, which a forked child would reseed
     flag: SharedFlag = field(default_factory=SharedFlag)
 
@@ -58,15 +54,14 @@ def run(job: Job) -> int:
     if job.own.kind is not Kind.VIEW:
         return by_itself(job, world)
     random.setstate(job.random_state)
-    HERE.private = job.private.folder
     if world.rank:
         streams.redirect(job.logs.of(world.rank))
     joining.take_device(world, job.devices)
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict, flag=job.flag)
     this = os.getpid()
-    with member(world, job.options, job.devices, report, job.script) as mine:
-        group = mine.run.group
-        code = job.script.run(job.options.verbose, mine.run.ended)
+    with member(world, job.options, job.devices, report, job.script) as run:
+        group = run.group
+        code = job.script.run(job.options.verbose, run.ended)
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)
@@ -74,7 +69,7 @@ def run(job: Job) -> int:
             leave(code)  # a child that the script forked has ended; the rank goes on
         group.context.ending = True
         forget()
-        mine.ran, mine.code = (job.script.name, *job.script.args), code
+        report.exit = code
     launcher_signals.by_default()  # nothing of the script's is left that a signal could call
     end(group, code)
     return code
@@ -91,25 +86,18 @@ def by_itself(job: Job, world: World) -> int:
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.message(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
-    size = world.world_size if job.options.own_ddp == "auto" else 1  # else the user has said so
-    with check_joined(job.own.facts.line, size):
-        return finish(script.run())
+    if job.options.own_ddp == "auto" and world.world_size > 1:  # else the user has said so
+        expect_group(job.own.line, world.world_size)
+    return finish(script.run())
 
 
-@contextmanager
-def check_joined(line: str, size: int) -> Iterator[None]:
-    """Raise BadInput at the first optimizer step inside, if the ranks share no process group.
-
-    Args:
-        line: Line of the script that makes the process group, for the message.
-        size: Number of ranks; with one rank nothing is checked.
-    """
-    looked = size == 1
+def expect_group(line: str, size: int) -> None:
+    """Have the first optimizer step raise BadInput if the ranks share no process group then."""
+    looked = False
 
     def look(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal looked
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        if not looked and alone:
+        if not looked and not (dist.is_initialized() and dist.get_world_size() > 1):
             raise BadInput(
                 f"init_process_group ({line}) was not called before the first step: each of "
                 f"{size} processes would train by itself; give the script the arguments that "
@@ -117,11 +105,7 @@ def check_joined(line: str, size: int) -> Iterator[None]:
             )
         looked = True
 
-    handle = register_optimizer_step_pre_hook(look)
-    try:
-        yield
-    finally:
-        handle.remove()
+    register_optimizer_step_pre_hook(look)
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:
@@ -133,13 +117,13 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(
-            f"{script.name} starts its ranks itself ({own.facts.line}), but another launcher has "
+            f"{script.name} starts its ranks itself ({own.line}), but another launcher has "
             f"started {world.world_size} processes of it already; start it by autoddp run or by "
             "python"
         )
     found, logs = joining.find_devices(), Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, found, own, logs, JobFolder(), random.getstate())
+    job = Job(script, options, found, own, logs, random.getstate())
     terminal = os.dup(2)
     try:
         code = run(job)
@@ -161,13 +145,9 @@ def set_up(world: World) -> None:
 
     A fork must do it first, as its inherited thread pool has no threads.
     """
-    cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(
-        int(asked)
-        if asked.isdecimal() and 0 < int(asked) <= LARGEST
-        else max(1, cores // world.local_world_size)
-    )
+    share = max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
+    torch.set_num_threads((asked.isdecimal() and int(asked)) or share)
     allocator.keep_memory(os.environ)
 
 
@@ -176,10 +156,8 @@ def end(group: Group, code: int) -> None:
     world, store = group.world, group.store
     group.leave()  # ranks that wait for an effect of this one are notified
     try:
-        asks = bool(
-            world.rank and code
-        )  # before this rank reports its end, after which the store may go
-        failed = asks and _fails_too(store)
+        # before this rank reports its end, after which the store may go
+        failed = bool(world.rank and code) and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
             store.wait([f"ended/{rank}" for rank in range(world.world_size)], LAST)
@@ -192,11 +170,9 @@ def end(group: Group, code: int) -> None:
 def _fails_too(store: Any) -> bool:
     """Return whether rank 0 reports that it failed, too; not if it waits for another launcher."""
     deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not store.check([f"{WAITS}/0"]):
         if store.check(["ended/0"]):
             return bool(store.get("ended/0") != b"0")
-        if store.check([f"{WAITS}/0"]):
-            return False
         time.sleep(TICK)
     return False
 

@@ -47,8 +47,9 @@ class Report:
     begun: OpenLine = field(default_factory=OpenLine)  # unfinished last lines of the script
     flag: SharedFlag | None = None  # shared with the launcher, which also prints lines
     delayed: list[str] = field(default_factory=list)  # printed once the script's line is finished
-    # for --report, at the end: the seconds of this rank by kind of work, the sharded fraction of
-    # computing, and the number of gathered bytes
+    # for --report, at the end: the exit code of a script, the seconds of this rank by kind of work,
+    # the sharded fraction of computing, and the number of gathered bytes
+    exit: int | None = None
     times: dict[str, float] = field(default_factory=dict)
     shared: float | None = None
     gathered: float = 0

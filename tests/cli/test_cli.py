@@ -74,14 +74,15 @@ def test_every_option_arrives(asked):
 
 BAD = {
     "no script": ("run", "no script given; usage: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
-    "no such script": ("run none.py", "no script at none.py (in "),
-    "python": ("run python s.py", "check the path, leave out python before it"),
-    "a directory": ("run .", "no script at . (in "),
-    "a module's file": ("run -m s.py", "no module named s.py; check its name (without .py)"),
-    "a package": ("run -m pkg", "no module named pkg.__main__; check its name"),
+    "no such script": ("run none.py", "none.py': No such file or directory"),
+    "a directory": ("run .", "/.': Is a directory"),
+    "python": ("run python s.py", "give the path of a script, without python before it"),
+    "a notebook": ("run s.ipynb", "s.ipynb is a notebook; jupyter nbconvert --to script converts"),
+    "a module's file": ("run -m s.py", "no module named s.py; give its name without .py"),
+    "a package": ("run -m pkg", "no module named pkg.__main__; "),
     "no value": ("run --nproc", "requires an argument; see autoddp run --help"),
     "a text": ("run -c pass", "No such option: -c"),
-    "standard input": ("run -", "no script at - (in "),
+    "standard input": ("run -", "/-': No such file or directory"),
     "a port in the address": (
         "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1:29500 s.py",
         "--master-addr is 127.0.0.1:29500, which this machine cannot resolve; give an address that "
@@ -118,6 +119,7 @@ BAD = {
 def test_what_cannot_be_done_is_one_line(case, monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("print('ran')\n")
+    (tmp_path / "s.ipynb").write_text("{}")
     (tmp_path / "pkg").mkdir()
     arguments, text = BAD[case]
     assert cli.command(arguments.split()) == 2

@@ -137,6 +137,21 @@ if __name__ == "__main__":
     else:
         main(0, 1)
 """
+BY_PROCESS = """
+import sys
+
+def main(rank):
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", \
+rank=rank, world_size=2)
+
+if __name__ == "__main__" and sys.argv[1:]:
+    ranks = [mp.get_context("spawn").Process(target=main, args=(rank,)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    print([each.exitcode for each in ranks])
+"""
 ASKS = """
 def reduce_value(value):
     if not (dist.is_available() and dist.is_initialized()):
@@ -236,12 +251,21 @@ def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, t
     path = script(BY_SPAWN)
     done = warm.run("autoddp", "run", "-n", "2", path, "--size", "2", folder=tmp_path / "auto")
     assert (done.code, done.out) == (1, "")
-    assert (
-        "starts processes of main(), which makes a process group, and every rank would" in done.err
-    )
+    assert "calls start_processes, where ranks see one process; autoddp run --own-ddp" in done.err
     command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", path, "--size", "2"]
     done = warm.run(*command, folder=tmp_path / "yes")
     assert lines(done.out) == by_torchrun, done.err
+
+
+def test_of_workers_that_meet_those_of_rank_0_do(script, warm, tmp_path):
+    """Those of another rank would meet them at the same address, as the same ranks."""
+    path = script(BY_PROCESS)
+    logs = tmp_path / "logs"
+    command = ["autoddp", "run", "-n", "2", "--log-dir", str(logs), path, "--several"]
+    done = warm.run(*command, folder=tmp_path / "run")
+    assert (done.code, done.out) == (0, "[0, 0]\n"), done.err
+    refused = "calls init_process_group, where ranks see one process"
+    assert (logs / "rank1.log").read_text().count(refused) == 2
 
 
 def test_a_rank_that_it_starts_as_a_program_is_refused(script, warm, tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from autoddp.errors import BadInput
-from autoddp.process.script import Script
 from tests.support.cli import fork_cli, run_cli, run_python
 
 pytestmark = pytest.mark.slow
@@ -121,10 +119,3 @@ def test_children_and_pickles_of_the_script(tmp_path, nproc):
     ours = run_cli("run", "-q", "--nproc", nproc, script)
     assert plain.rc == 0, plain.err
     assert (ours.out, ours.err, ours.rc) == (plain.out, plain.err, 0)
-
-
-def test_a_notebook_is_refused_with_the_way_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.ipynb").write_text("{}")
-    with pytest.raises(BadInput, match=r"is a notebook, .* --to script train\.ipynb makes"):
-        Script("train.ipynb").find()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from autoddp.process.script import exit_code
 from tests.support.cli import fork_cli, run_python
 
 SCRIPT = """
@@ -68,12 +65,22 @@ def test_tracebacks_are_those_of_one_process(nproc, tmp_path):
     assert (ranks.rc, ranks.theirs) == (0, "")
 
 
-@pytest.mark.parametrize("script", [lambda: None, lambda: sys.exit(0)], ids=["returns", "exits"])
-def test_an_error_after_the_end_of_the_script_is_shown_without_our_frames(capsys, script):
-    def interrupted():
-        raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
+# as torch's handler of SIGCHLD raises an error, at any time
+INTERRUPTED = """
+import sys
+from autoddp.process.script import Script
 
-    assert exit_code(script, ended=[interrupted]) == 1
-    shown = capsys.readouterr().err
-    assert "RuntimeError: DataLoader worker (pid 1)" in shown
-    assert "process/script.py" not in shown
+def interrupted():
+    raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
+
+sys.exit(Script(sys.argv[1]).run(ended=[interrupted]))
+"""
+
+
+@pytest.mark.parametrize("text", ["", "import sys\nsys.exit(0)"], ids=["returns", "exits"])
+def test_an_error_after_the_end_of_the_script_is_shown_without_our_frames(text, tmp_path):
+    (tmp_path / "ends.py").write_text(text)
+    done = run_python("-c", INTERRUPTED, tmp_path / "ends.py")
+    assert done.rc == 1
+    assert "RuntimeError: DataLoader worker (pid 1)" in done.err
+    assert "process/script.py" not in done.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -32,10 +33,10 @@ class ProgressReading(NamedTuple):
 
 
 class ProgressProbe:
-    """The probe that looks at this process from another thread than the script's."""
+    """The probe of this process and thread, the script's, which another thread asks."""
 
-    def __init__(self, ident: int, native: int) -> None:
-        self.ident, self.native = ident, native
+    def __init__(self) -> None:
+        self.ident, self.native = threading.get_ident(), threading.get_native_id()
         self.since = time.monotonic()  # when the process was last seen to get anywhere
         self._last = self._look()
         self._stays = False  # whether Python is where it was at the look before

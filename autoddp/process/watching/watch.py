@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autoddp.comm.place import HERE
 from autoddp.comm.position import WAITING
@@ -42,7 +42,7 @@ class Watch:
     def __init__(self, group: Group, report: Report, timeout: float) -> None:
         self.group, self.report, self.timeout = group, report, timeout
         self.rank, self.lines = group.rank, dict(group.channel.beats)
-        self.progress = ProgressProbe(threading.get_ident(), threading.get_native_id())
+        self.progress = ProgressProbe()
         self.known = {rank: RankStatus(rank, "", "", 0.0, 0.0, "?") for rank in self.lines}
         self.heard = dict.fromkeys(self.lines, time.monotonic())
         self.ended: list[int] = []
@@ -71,7 +71,7 @@ class Watch:
     def _look(self) -> None:
         mine = self._status()
         for line in self.lines.values():
-            line.send(json.dumps(["at", vars(mine)]).encode())
+            line.send(json.dumps(vars(mine)).encode())
         self._hear()
         if self.rank == 0:
             ranks = [mine, *map(self._known, self.lines)]
@@ -109,15 +109,11 @@ class Watch:
                 del self.lines[rank]  # the rank has ended
                 self.ended.append(rank)
                 continue
-            for what, content in map(json.loads, came):
+            for status in map(json.loads, came):
                 self.heard[rank] = time.monotonic()
-                self._note(rank, what, content)
-
-    def _note(self, rank: int, what: str, content: Any) -> None:
-        if what == "at":
-            self.known[rank] = RankStatus(**content)
-        elif what == "end":
-            self._end([])
+                if not status:
+                    self._end([])
+                self.known[rank] = RankStatus(**status)
 
     # ---- rank 0
 
@@ -155,5 +151,5 @@ class Watch:
         near = range(self.group.world.local_world_size)
         for rank, line in self.lines.items() if self.rank == 0 else ():
             if rank not in near:  # its launcher does not see this rank's end
-                line.send(json.dumps(["end", None]).encode())
+                line.send(b"{}")
         os._exit(CODE)

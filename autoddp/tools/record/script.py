@@ -78,7 +78,7 @@ def check_own(script: Script, options: Options) -> None:
     own = own_ddp.of(script, options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
         raise BadInput(
-            f"{script.name} is distributed by itself ({own.facts.line or '--own-ddp yes'}), so "
+            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}), so "
             "autoddp only launches it, and there is nothing to verify, bench or record; use "
             "--own-ddp no if it should see one process"
         )
