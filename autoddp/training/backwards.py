@@ -17,7 +17,7 @@ from autoddp.training.late_averaging import PendingGradients
 from autoddp.training.leaves import Leaves, gradient_of, leaves_of
 from autoddp.training.replica import Replica, Replicas
 from autoddp.view import work
-from autoddp.view.redistribute import Mean, MeanGradient
+from autoddp.view.redistribute import MeanGradient, mean_over_ranks
 from autoddp.view.rules.autograd import listed
 from autoddp.view.state import View
 
@@ -187,5 +187,4 @@ def _mean(gradient: Tensor, group: Any) -> Tensor:
 
     The mean is outside: what a function returns as a view of its input refuses to be detached.
     """
-    mean: Tensor = Mean.apply(MeanGradient.apply(gradient, group), group)
-    return mean
+    return mean_over_ranks(MeanGradient.apply(gradient, group), group)
