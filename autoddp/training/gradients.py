@@ -83,11 +83,10 @@ class Gradients(Feature):
         tops, given["grad_tensors"] = roots(given.pop("tensors"), given.get("grad_tensors"))
         if "inputs" in given:
             given["inputs"] = [as_held(x) for x in given["inputs"]]
-        if self.backwards.depth:
-            self.backwards.inner(tops)
-            return call.wrapped(tops, **given)
         with self.view.context.within(Code.PLAIN):
-            self.consistency.note(self.backwards.outermost(call.wrapped, tops, given))
+            leaves = self.backwards.run(call.wrapped, tops, given)
+        if leaves is not None:
+            self.consistency.note(leaves)
         return None
 
     @patch(
