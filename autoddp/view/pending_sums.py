@@ -32,11 +32,9 @@ def stream_of(x: Tensor) -> torch.Stream | None:
 
     None for devices without streams: cpu, meta and mps.
     """
-    return (
-        None
-        if x.device.type in ("cpu", "meta", "mps")
-        else torch.accelerator.current_stream(x.device)
-    )
+    if x.device.type in ("cpu", "meta", "mps"):
+        return None
+    return torch.accelerator.current_stream(x.device)
 
 
 class PendingSums:

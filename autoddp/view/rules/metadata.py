@@ -54,14 +54,11 @@ def memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return `grad_fn` or `is_leaf` of the local tensor, with the node name of one process."""
     me = args[0]
-    if isinstance(me, Partial) and not me.unread:
-        return func(me.full(), *args[1:])
-    if (
-        isinstance(me, Partial)
-        and func.__self__.__name__ == "grad_fn"
-        and me.node != node_name(me.local)
-    ):
-        return func(with_node_name(Renamed, me.node).apply(me.local))
+    if isinstance(me, Partial):
+        if not me.unread:
+            return func(me.full(), *args[1:])
+        if func.__self__.__name__ == "grad_fn" and me.node != node_name(me.local):
+            return func(with_node_name(Renamed, me.node).apply(me.local))
     return func(me.local, *args[1:])
 
 
