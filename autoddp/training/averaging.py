@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import weakref
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import get_worker_info
 
 from autoddp.errors import Disagreement
 from autoddp.options import Options
@@ -62,8 +62,9 @@ class Averaging(Feature):
             "end of each loader, before torch.save, and at the end",
         )
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
-        self.group.at_end.append(self.average_at_end)
-        undo.callback(self.group.at_end.remove, self.average_at_end)
+        at_end = partial(self.synchronize, "the end of the script")
+        self.group.at_end.append(at_end)
+        undo.callback(self.group.at_end.remove, at_end)
 
     # ---- what makes weights differ
 
@@ -99,7 +100,7 @@ class Averaging(Feature):
     @patch("torch.utils.data:DataLoader.__iter__", why="an epoch ends where its loader does")
     def watch_loader(self, call: Call) -> Any:
         """Average at the end of the loader, if gradients were taken meanwhile."""
-        if not self.view.context.is_rank() or get_worker_info() is not None:
+        if not self.view.context.is_rank():
             return call.wrapped()
         return LoaderIterator(call.wrapped(), self._next)
 
@@ -116,10 +117,6 @@ class Averaging(Feature):
         if self.view.context.is_rank():
             self.synchronize(f"torch.save at {users_line()}")
         return call.plain()
-
-    def average_at_end(self) -> None:
-        """Average once more when the script has ended."""
-        self.synchronize("the end of the script")
 
     def synchronize(self, place: str) -> None:
         """Average until all ranks are at this place, if weights may differ.
@@ -151,17 +148,12 @@ class Averaging(Feature):
             )
         tensors: dict[int, Tensor] = {}
         for one, theirs in zip(here, zip(*(each for _, each in found), strict=True), strict=True):
-            if all(theirs):  # else garbage-collected on some rank: nobody trains with it any more
-                tensors |= {id(p): p.detach() for p in trainable(one)}
+            if one is not None and all(theirs):  # else freed on some rank: none trains with it
+                given = (p for params in one.param_groups for p in params["params"])
+                tensors |= {id(p): p.detach() for p in given if p.requires_grad}
         for some, flat in flattened([*tensors.values()]):
             with self.group.together("averaging", flat):
                 self.group.start_all_reduce(flat).wait()
             put_back(some, flat.div_(self.group.size))
         if len(places) == 1:  # else some ranks are still on their way to this place
             self.stale = False
-
-
-def trainable(optimizer: Optimizer | None) -> list[Tensor]:
-    """Return the parameters that an optimizer, if there is one, changes."""
-    groups = optimizer.param_groups if optimizer is not None else ()
-    return [p for group in groups for p in group["params"] if p.requires_grad]

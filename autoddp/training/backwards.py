@@ -17,7 +17,7 @@ from autoddp.training.late_averaging import PendingGradients
 from autoddp.training.leaves import Leaves, gradient_of, leaves_of
 from autoddp.training.replica import Replica, Replicas
 from autoddp.view import work
-from autoddp.view.redistribute import Mean, MeanGradient
+from autoddp.view.redistribute import MeanGradient, mean_over_ranks
 from autoddp.view.rules.autograd import listed
 from autoddp.view.state import View
 
@@ -50,20 +50,19 @@ class Backwards:
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}
 
-    def inner(self, tops: list[Tensor]) -> None:
-        """Note the parameters of a backward inside another one; the outer one averages them."""
-        leaves = leaves_of(tops, self.view.order).all
-        self.hidden.update({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)})
-
-    def outermost(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> list[Tensor]:
+    def run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> list[Tensor] | None:
         """Run a backward from these tensors, with its other arguments, and average.
 
         Returns:
-            The leaves whose gradients it has changed.
+            The leaves whose gradients it has changed; None inside another one, which averages.
         """
+        leaves = leaves_of(tops, self.view.order)
+        if self.depth:
+            self.hidden |= {id(x): x for x in leaves.all if isinstance(x, nn.Parameter)}
+            plain(tops, **given)
+            return None
         self.depth += 1
         try:
-            leaves = leaves_of(tops, self.view.order)
             self._run(plain, tops, given, leaves)
             return [*leaves.all, *self.hidden.values()]
         finally:
@@ -187,5 +186,4 @@ def _mean(gradient: Tensor, group: Any) -> Tensor:
 
     The mean is outside: what a function returns as a view of its input refuses to be detached.
     """
-    mean: Tensor = Mean.apply(MeanGradient.apply(gradient, group), group)
-    return mean
+    return mean_over_ranks(MeanGradient.apply(gradient, group), group)

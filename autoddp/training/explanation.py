@@ -114,22 +114,19 @@ def gathering(made: Decision, steps: int) -> str:
 
     No count follows a name: a reader of metrics in the log would take it for a loss.
     """
-    count, size = made.count, made.size
-    a_step = f" a step, {_bytes(size / steps)}" if 0 < steps <= count else f", {_bytes(size)}"
-    count = round(count / steps) if 0 < steps <= count else count
-    often = "once" if count == 1 else f"{count} times"
+    a_step = 0 < steps <= made.count
+    size, count = (n / steps if a_step else n for n in (made.size, made.count))
+    often = ("once" if round(count) == 1 else f"{count:.0f} times") + " a step" * a_step
     function = made.what.removesuffix(".apply")
     advice = (
         "; if its rows do not depend on each other, @autoddp.rowwise in the script, or --rowwise "
         f"MODULE:{function} for a library's, keeps them sharded"
     )
-    return f"gathers: {made.what} at {made.where}, {often}{a_step}" + (
+    return f"gathers: {made.what} at {made.where}, {often}, {_bytes(size)}" + (
         advice if function != made.what else ""
     )
 
 
 def _bytes(size: float) -> str:
     """Format a number of bytes, without a fraction: a reader of metrics would take it for one."""
-    return next(
-        (f"{size / unit:.0f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B"
-    )
+    return next(f"{size / unit:.0f} {name}" for unit, name in UNITS if size >= unit or unit == 1)

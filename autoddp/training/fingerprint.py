@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.errors import Disagreement
 from autoddp.training.loading.generators import Generators
@@ -50,12 +47,8 @@ class Fingerprint:
 
     def add_generators(self) -> None:
         """Add the states of `random`, numpy and torch, on all devices: all ranks draw the same."""
-        states = Generators()
-        names = ["torch's", *map(str, accelerator.devices())]
-        found = dict(zip(names, (x.cpu().numpy().tobytes() for x in states.torch), strict=True))
-        found |= {"random's": pickle.dumps(states.python), "numpy's": pickle.dumps(states.numpy)}
-        for name, state in found.items():
-            self.add_number(f"the state of {name} generator", zlib.crc32(state))
+        for name, checksum in Generators().checksums().items():
+            self.add_number(f"the state of the generator of {name}", checksum)
 
     def add_number(self, name: str, number: float) -> None:
         """Add a number that no rounding has touched."""

@@ -19,7 +19,7 @@ from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
 from autoddp.view import Partial, ShardedTensor
-from autoddp.view.redistribute import Mean
+from autoddp.view.redistribute import mean_over_ranks
 from autoddp.view.rules.autograd import listed, roots
 from autoddp.view.rules.partial import unread
 from autoddp.view.sharded_tensor import full, is_sharded
@@ -83,11 +83,10 @@ class Gradients(Feature):
         tops, given["grad_tensors"] = roots(given.pop("tensors"), given.get("grad_tensors"))
         if "inputs" in given:
             given["inputs"] = [as_held(x) for x in given["inputs"]]
-        if self.backwards.depth:
-            self.backwards.inner(tops)
-            return call.wrapped(tops, **given)
         with self.view.context.within(Code.PLAIN):
-            self.consistency.note(self.backwards.outermost(call.wrapped, tops, given))
+            leaves = self.backwards.run(call.wrapped, tops, given)
+        if leaves is not None:
+            self.consistency.note(leaves)
         return None
 
     @patch(
@@ -131,7 +130,7 @@ class Gradients(Feature):
             return call.plain()
         hook = call.args[0]
         if call.wrapped.__name__ == "register_hook":
-            return call.wrapped(lambda g: hook(Mean.apply(g, self.group)))
+            return call.wrapped(lambda g: hook(mean_over_ranks(g, self.group)))
 
         def after(parameter: Tensor) -> None:
             self.backwards.replicas.average([parameter])
@@ -176,9 +175,7 @@ def gradients_of(
     tops, seeds = roots(outs, grad_outputs)
     seeds_given = None if all(seed is None for seed in seeds) else seeds
     got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
-    numbers = view.order.numbers(ins)
-    order = sorted(range(len(ins)), key=lambda k: (numbers[k] is None, numbers[k] or 0, k))
-    true = {k: _true(got[k], ins[k], view.group) for k in order}
+    true = {k: _true(got[k], ins[k], view.group) for k in view.order.positions(ins)}
     return tuple(true[k] for k in range(len(ins)))
 
 
@@ -187,4 +184,4 @@ def _true(g: Tensor | None, x: Any, group: Any) -> Any:
         return g
     if is_sharded(x):  # a leaf has it at the true scale already: see requires_grad_
         return ShardedTensor(g if x.local.is_leaf else g / group.size, x.sizes, x.shard_dim)
-    return Mean.apply(g, group)
+    return mean_over_ranks(g, group)

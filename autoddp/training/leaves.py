@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from autoddp.patching.kept import KeptProperty
 from autoddp.torch_internals import no_torch_function
 from autoddp.view.order import Order
 
@@ -27,21 +26,17 @@ class Leaves:
     Attributes:
         dense: Leaves that a reducer averages.
         others: Leaves with sparse or complex gradients, or on another kind of device.
-        accumulators: The graph's node of each leaf, by the leaf's id.
+        key: What a reducer is made for: the graph's nodes of the dense leaves, of which
+            `model.to(...)` gives a leaf another one.
     """
 
     dense: list[Tensor] = field(default_factory=list)
     others: list[Tensor] = field(default_factory=list)
-    accumulators: dict[int, Any] = field(default_factory=dict)
+    key: tuple[Any, ...] = ()
 
     @property
     def all(self) -> list[Tensor]:
         return self.dense + self.others
-
-    @KeptProperty
-    def key(self) -> tuple[tuple[int, int], ...]:
-        """Return what a reducer is made for; `model.to(...)` gives a leaf another accumulator."""
-        return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
 
 
 SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
@@ -59,8 +54,8 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
     """Walk the graph for its leaves, by kind; every rank finds the same ones, in the same order."""
     found, sparse = _walked(roots)
     leaves = Leaves()
-    leaves.accumulators = {id(node.variable): node for node in found}
-    ordered = one_order.sorted([node.variable for node in leaves.accumulators.values()])
+    accumulators = {id(node.variable): node for node in found}
+    ordered = one_order.sorted([node.variable for node in accumulators.values()])
     # a reducer serves one kind of device
     kind = next((leaf.device.type for leaf in ordered if not leaf.is_cpu), "cpu")
     for leaf in ordered:
@@ -71,6 +66,7 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
             and id(leaf) not in sparse
         )
         (leaves.dense if plain else leaves.others).append(leaf)
+    leaves.key = tuple(accumulators[id(leaf)] for leaf in leaves.dense)
     return leaves
 
 

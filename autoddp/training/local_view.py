@@ -49,7 +49,7 @@ class LocalView(Feature):
     def share_batches(self, call: Call) -> Any:
         """Fetch map-style data sets by rows; take the rows of others after the fetch."""
         loader = call.instance
-        if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
+        if not self.view.context.is_rank():
             return call.wrapped()
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             with changed(loader, in_order=True):  # any order is allowed, and ranks need the same
@@ -65,13 +65,11 @@ class LocalView(Feature):
             return call.plain()
         given = named(call)
         tops, some = listed(given.pop("tensors")), listed(given.get("grad_tensors"))
-        if self.backwards.depth:  # its seeds come of those that are weighed already
-            self.backwards.inner(tops)
-            return call.wrapped(tops, **given)
-        some += [None] * (len(tops) - len(some))
-        seeds = zip(tops, some, strict=True)
-        given["grad_tensors"] = [self._weighed(top, seed) for top, seed in seeds]
-        self.backwards.outermost(call.wrapped, tops, given)
+        if not self.backwards.depth:  # else its seeds come of those that are weighed already
+            some += [None] * (len(tops) - len(some))
+            seeds = zip(tops, some, strict=True)
+            given["grad_tensors"] = [self._weighed(top, seed) for top, seed in seeds]
+        self.backwards.run(call.wrapped, tops, given)
         return None
 
     def _weighed(self, top: Tensor, seed: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Modules, checkpoints, autograd functions and tensor subclasses with sharded tensors."""
+"""Modules, compiled ones too, and the functions that get whole tensors instead of sharded ones."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ from torch.utils._pytree import tree_leaves
 from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
 from autoddp.comm.context import Code
-from autoddp.patching import Call, patch
+from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.training.compiled import CompiledCall
 from autoddp.training.local_graph import Operators
-from autoddp.training.whole_calls import FULL, WholeCalls, holds_parts
 from autoddp.view import Partial, ShardedTensor, full
-from autoddp.view.dispatch import call_on_whole
+from autoddp.view.dispatch import call_on_whole, fall_back
 from autoddp.view.entry import ModuleEntry
 from autoddp.view.redistribute import Boundary, Renamed
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
+FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
+SPLIT = (ShardedTensor, Partial)
+TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
-class Modules(WholeCalls):
-    """Batches cut by hand are sharded at the outermost call of a module."""
+
+class Modules(Feature):
+    """Batches cut by hand are sharded at the outermost call of a module.
+
+    Functions for which Python does not ask `__torch_function__` get whole tensors.
+    """
 
     name = "modules"
     without = "a batch that was cut by hand is computed whole, on every rank"
@@ -88,6 +94,34 @@ class Modules(WholeCalls):
             self.view.context.depth[Code.FUNCTION] += 1 if entered else -1
         return out
 
+    @patch("torch:compile", why="a graph is compiled for the rows of each rank")
+    def compile(self, call: Call) -> Any:
+        """Keep the arguments; a module is compiled when it is called."""
+        given = dict(call.kwargs)
+        model = call.args[0] if call.args else given.pop("model", None)
+        if given.get("disable"):
+            return call.plain()
+        if model is None:
+            return lambda model: self._compiled(call.wrapped, model, given)
+        return self._compiled(call.wrapped, model, given)
+
+    def _compiled(self, plain: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
+        found = CompiledCall(self.view, self.operators, model, given)
+        if isinstance(model, nn.Module):
+            made = plain(model, **given)
+            self.calls[made] = found
+            return made
+        owner = getattr(model, "__self__", None)
+        if isinstance(owner, nn.Module) and model == owner._call_impl:  # module.compile()
+            self.calls[owner] = found
+            return plain(model, **given)
+
+        @functools.wraps(model)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return found(*args, **kwargs)
+
+        return run
+
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """Return what calls a compiled module."""
         found = self.calls.get(module)
@@ -106,21 +140,17 @@ class Modules(WholeCalls):
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or issubclass(cls, (Boundary, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
-            found = [x for x in args if isinstance(x, (ShardedTensor, Partial))]
+            found = [x for x in args if isinstance(x, SPLIT)]
 
             def run(*wholes: Any) -> Any:
                 given = iter(wholes)
-                plain = (
-                    next(given) if isinstance(x, (ShardedTensor, Partial)) else x for x in args
-                )
+                plain = (next(given) if isinstance(x, SPLIT) else x for x in args)
                 with context.within(Code.PLAIN), context.within(Code.FUNCTION):
                     return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
 
-            if found:
-                held = [x for x in found if type(x) is ShardedTensor]
-                size = sum(x.numel() * x.dtype.itemsize for x in held)
-                self.view.gathered(f"{cls.__name__}.apply", size)
-            return call_on_whole(run, found, {}, untracked=True) if found else run()
+            if not found:
+                return run()
+            return fall_back(run, found, {}, f"{cls.__name__}.apply", untracked=True)
 
         return classmethod(apply)
 
@@ -155,17 +185,82 @@ class Modules(WholeCalls):
         """Compute a checkpoint of sharded tensors in the form that is not reentrant."""
         function, *rest = call.args
         reentrant = call.kwargs.get("use_reentrant")
-        held = [x for x in tree_leaves((rest, call.kwargs)) if type(x) is ShardedTensor]
+        leaves = tree_leaves((rest, call.kwargs))
+        held = any(type(x) is ShardedTensor for x in leaves)
         if not held or not torch.is_grad_enabled():
             return call.plain()
-        needs = any(
-            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((rest, call.kwargs))
-        )
+        needs = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
         others = set(call.kwargs) - {"use_reentrant", "preserve_rng_state"}
         if reentrant is not False and (others or not needs):
             return call.plain()  # reentrant without a graph to hang on: torch warns
         given = {**call.kwargs, "use_reentrant": False}
         return _checkpointed(call.wrapped, function, rest, given)
+
+    @patch(
+        *(f"torch.func:{name}" for name in TRANSFORMS),
+        "torch:vmap",
+        why=f"a transform of torch.func: {FULL}",
+    )
+    def transform(self, call: Call) -> Any:
+        """Give whole tensors to the function that the transform returns."""
+        made = call.plain()
+
+        @functools.wraps(made)
+        def transformed(*args: Any, **kwargs: Any) -> Any:
+            return call_on_whole(made, args, kwargs)
+
+        return transformed
+
+    @patch(
+        *("torch.func:vjp", "torch.func:jvp", "torch.func:functional_call"),
+        *("torch.jit:trace", "torch.jit:trace_module", "torch.jit:_get_trace_graph"),
+        *("torch.jit:ScriptFunction.__call__", "torch.export:export", "torch.onnx:export"),
+        *("torch.utils.dlpack:to_dlpack", "torch:to_dlpack"),
+        why=f"weights that are no leaves, graphs of an example, scripted functions, DLPack: {FULL}",
+    )
+    def call_whole(self, call: Call) -> Any:
+        """Call the function with whole tensors."""
+        return self.on_whole(call.wrapped, call.args, call.kwargs)
+
+    def on_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `function` with whole tensors, and with modules plain inside.
+
+        What it writes into the tensors is copied to the local rows.
+        """
+        with self.view.context.within(Code.PLAIN):
+            if holds_parts(args, kwargs):
+                return call_on_whole(function, args, kwargs)
+            return function(*args, **kwargs)
+
+    @patch(
+        "torch.nn.functional:l1_loss",
+        why="torch does not pass its weight on to `__torch_function__`",
+        hot=True,
+    )
+    def l1_loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace l1_loss by a function that gives a weighted one whole tensors."""
+
+        @functools.wraps(plain)
+        def l1_loss(*args: Any, **kwargs: Any) -> Any:
+            weight = args[5] if len(args) > 5 else kwargs.get("weight")
+            return plain(*args, **kwargs) if weight is None else call_on_whole(plain, args, kwargs)
+
+        return l1_loss
+
+    @patch(
+        "torch.overrides:has_torch_function",
+        why="code that asks it takes another path for subclasses, with other numbers at padding",
+        hot=True,
+    )
+    def has_torch_function(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace it by a function that treats a sharded batch as a plain tensor."""
+
+        @stands_for(plain)
+        def has_torch_function(relevant_args: Any, /) -> bool:
+            others = [x for x in relevant_args if type(x) not in (ShardedTensor, Partial)]
+            return bool(plain(relevant_args if torch.compiler.is_compiling() else others))
+
+        return has_torch_function
 
 
 def _checkpointed(plain: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -190,3 +285,8 @@ def _traced() -> bool:
 def _seen(x: Any) -> Any:
     """Return what one process has: the whole of a batch, and Tensor for its class."""
     return Tensor if x is ShardedTensor or x is Partial else full(x)
+
+
+def holds_parts(args: Any, kwargs: Any) -> bool:
+    """Return whether an argument is, or contains, a sharded tensor or a partial sum."""
+    return any(isinstance(x, SPLIT) for x in tree_leaves((args, kwargs)))

@@ -30,15 +30,6 @@ from autoddp.view.state import View
 KEPT = 4  # reducers, the ones used last; each costs about a copy of its gradients
 
 
-class Anchor(nn.Module):
-    """A module that owns some leaves."""
-
-    def __init__(self, leaves: list[Tensor]) -> None:
-        super().__init__()
-        for number, leaf in enumerate(leaves):
-            self._parameters[f"leaf{number}"] = leaf  # type: ignore[assignment]  # any leaf will do
-
-
 def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Yield the tensors of each dtype and device, and their elements in one flat tensor."""
     kinds: dict[Any, list[Tensor]] = {}
@@ -91,9 +82,10 @@ class Replicas:
         return found
 
     def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
-        group = self.group
+        group, owner = self.group, nn.Module()
+        vars(owner)["_parameters"] = {f"leaf{n}": leaf for n, leaf in enumerate(leaves)}
         with group.together("reducer", leaves[0]):
-            made = torch_internals.replica_of(Anchor(leaves), group.pg)
+            made = torch_internals.replica_of(owner, group.pg)
         if group.gradient_memory is not None and leaves[0].is_cpu:
             # torch checks the annotations of a hook, and a lambda has none
             made.register_comm_hook(group, lambda group, bucket: averaged(group, bucket.buffer()))

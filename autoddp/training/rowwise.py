@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from autoddp.comm.accelerator import states
 from autoddp.comm.context import Code
 from autoddp.errors import BadInput
-from autoddp.patching import Feature
+from autoddp.patching import ABSENT, Feature, find
 from autoddp.torch_internals import dispatch_depth, in_function, transform
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.redistribute import shard, with_mean_gradient
@@ -68,27 +69,21 @@ class Rowwise(Feature):
                     f"--rowwise is {name!r}; it takes package.module:Name of an installed package; "
                     "mark what is the script's own by @autoddp.rowwise"
                 )
-
-            def act(found: ModuleType, name: str = name) -> None:
-                self._mark(undo, found, name)
-
-            wrapt.register_post_import_hook(act, module)
+            wrapt.register_post_import_hook(partial(self._mark, undo, name), module)
         undo.callback(self._say_unused)
 
-    def _mark(self, undo: ExitStack, owner: Any, name: str) -> None:
-        *outer, last = name.partition(":")[2].split(".")
+    def _mark(self, undo: ExitStack, name: str, module: ModuleType) -> None:
         asked = name in self.waiting
-        for each in (*outer, last):
-            if not hasattr(owner, each):
-                if asked:
-                    raise BadInput(f"--rowwise is {name!r}; there is no {each!r}")
-                return
-            holder, owner = owner, getattr(owner, each)
+        owner, last, found = find(name, module, optional=True)
+        if found is ABSENT:
+            if asked:
+                raise BadInput(f"--rowwise is {name!r}; {module.__name__} has no such name")
+            return
         self.waiting.discard(name)
-        made = mark(owner, known=not asked)
-        if made is not owner:
-            setattr(holder, last, made)
-            undo.callback(setattr, holder, last, owner)
+        made = mark(found, known=not asked)
+        if made is not found:
+            setattr(owner, last, made)
+            undo.callback(setattr, owner, last, found)
 
     def _say_unused(self) -> None:
         for name in sorted(self.waiting):

@@ -158,14 +158,16 @@ def _blocks_rule(x: Any, cached: bool) -> bool:
     )
 
 
-def fall_back(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Gather the arguments and call `func` on the whole batch; the report counts the bytes."""
+def fall_back(
+    func: Any, args: Any, kwargs: dict[str, Any], name: str = "", untracked: bool = False
+) -> Any:
+    """Gather the arguments and call `func` on the whole batch; report the bytes under its name."""
     sharded = [x for x in leaves_in(args, kwargs) if type(x) is ShardedTensor]
     if sharded:
         view = sharded[0].spec.view
         size = sum(x.numel() * x.dtype.itemsize for x in sharded)
-        view.gathered(getattr(func, "__name__", str(func)), size)
-    return call_on_whole(func, args, kwargs, is_mutable(func))
+        view.gathered(name or getattr(func, "__name__", str(func)), size)
+    return call_on_whole(func, args, kwargs, untracked or is_mutable(func))
 
 
 def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool = False) -> Any:

@@ -7,7 +7,7 @@ some layers by other operators.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -27,14 +27,14 @@ class Order:
                 self._count += 1
 
     def sorted(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Sort leaves by number; those without a number follow, in the order of the graph."""
-        numbered = [(self._number(leaf), leaf) for leaf in leaves]
-        known = sorted((n, k) for k, (n, _) in enumerate(numbered) if n is not None)
-        return [numbered[k][1] for _, k in known] + [leaf for n, leaf in numbered if n is None]
+        """Sort leaves by number; those without a number follow, in the order given."""
+        given = list(leaves)
+        return [given[k] for k in self.positions(given)]
 
-    def numbers(self, leaves: Iterable[Tensor]) -> tuple[int | None, ...]:
-        """Return the numbers of leaves, None for a leaf without one."""
-        return tuple(map(self._number, leaves))
+    def positions(self, leaves: Sequence[Tensor]) -> list[int]:
+        """Return the positions of leaves in the order in which `sorted` returns them."""
+        numbers = [*map(self._number, leaves)]
+        return sorted(range(len(numbers)), key=lambda k: (numbers[k] is None, numbers[k] or 0))
 
     def _number(self, leaf: Tensor) -> int | None:
         reference, number = self._numbers.get(id(leaf), (None, 0))

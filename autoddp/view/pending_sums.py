@@ -32,11 +32,9 @@ def stream_of(x: Tensor) -> torch.Stream | None:
 
     None for devices without streams: cpu, meta and mps.
     """
-    return (
-        None
-        if x.device.type in ("cpu", "meta", "mps")
-        else torch.accelerator.current_stream(x.device)
-    )
+    if x.device.type in ("cpu", "meta", "mps"):
+        return None
+    return torch.accelerator.current_stream(x.device)
 
 
 class PendingSums:
@@ -69,11 +67,8 @@ class PendingSums:
         for part in parts:
             by_device.setdefault(part.local.device, []).append(part)
         for device, some in by_device.items():
-            now = stream_of(some[0].local)
-            for made in {
-                part.stream for part in some if part.stream is not None and part.stream != now
-            }:
-                torch.accelerator.current_stream(device).wait_stream(made)
+            for other in filter(None, {part.stream for part in some} - {stream_of(some[0].local)}):
+                torch.accelerator.current_stream(device).wait_stream(other)
             columns = [_encode(part.local) / part.count for part in some]
             total = self.group.all_reduce(torch.cat(columns))
             values = total.split([len(column) for column in columns])

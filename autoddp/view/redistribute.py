@@ -113,38 +113,27 @@ class SumOverRanks(Boundary):
     @staticmethod
     def forward(ctx: Any, term: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
         ctx.group = group
-        return group.all_reduce(term.detach().clone()) if total is None else total.clone()
+        if total is not None:
+            return total.clone()
+        return group.all_reduce(term.detach().clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0] * ctx.group.size, None, None
 
 
-class SumWithin(Boundary):
+class SumWithin(SumOverRanks):
     """All-reduce a tensor that is then used for local rows; backward is an all-reduce, too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return SumWithin.apply(grads[0], ctx.group), None
 
 
-class Mean(Boundary):
-    """Average the gradient of a leaf over ranks; backward is the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format)).div_(
-            group.size
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
+def mean_over_ranks(x: Tensor, group: Any) -> Tensor:
+    """Average the gradient of a leaf over ranks; the gradient of the mean is that of `x`."""
+    total: Tensor = SumOverRanks.apply(x, group)
+    return total / group.size
 
 
 NEARBY = 24  # nodes to search for a `Boundary`; a larger graph counts as having one

@@ -60,9 +60,9 @@ def test_rounding_is_forgiven_unless_all_is_to_be_exact(by, exact, differs):
 
 DRIFTS = {
     "parameter 0 of 2": lambda model: model.weight.data.mul_(2),
-    "the state of torch's generator": lambda model: torch.rand(1),
-    "the state of random's generator": lambda model: random.random(),
-    "the state of numpy's generator": lambda model: np.random.rand(),
+    "the state of the generator of torch on the CPU": lambda model: torch.rand(1),
+    "the state of the generator of random": lambda model: random.random(),
+    "the state of the generator of numpy": lambda model: np.random.rand(),
 }
 
 

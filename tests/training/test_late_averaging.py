@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
@@ -35,202 +34,158 @@ from tests.support.training import (
 script = Scripts()
 
 
-def guarded():
+def late():
     """Whether the property that averages what is read is there."""
-    there = {name in vars(torch.Tensor) for name in torch_internals.GRADIENTS}
-    assert len(there) == 1
-    return there.pop()
+    (there,) = {name in vars(torch.Tensor) for name in torch_internals.GRADIENTS}
+    return there
 
 
-def pending(run):
-    """The script comes here in the midst of a round: gradients are late, if there are ranks."""
-    assert guarded() == (run.world.world_size > 1)
-
-
-def averaged():
-    """All gradients are true here."""
-    assert not guarded()
-
-
-class Accumulates:
+class Rounds:
     """A script that adds up the gradients of some batches before a step."""
 
-    def __init__(self, model=None, optimizer=None, count=200):
+    def __init__(self, run, model=None):
+        self.ranks = run.world.world_size
         self.model = mlp() if model is None else model
-        self.optimizer = optimizer or sgd(self.model, momentum=0.9)
-        self.batches = iter(batches(5 * count, 5))
-        self.losses = []
+        self.optimizer = sgd(self.model, momentum=0.9)
+        self.batches = iter(batches(400, 5))
 
     def backward(self, forward=None, **given):
         x, y = next(self.batches)
-        loss = F.cross_entropy((forward or self.model)(x), y)
-        loss.backward(**given)
-        self.losses.append(loss.detach())
-
-    def backwards(self, count):
-        for _ in range(count):
-            self.backward()
+        F.cross_entropy((forward or self.model)(x), y).backward(**given)
 
     def step(self):
         self.optimizer.step()
-        averaged()
+        assert not late()
         self.optimizer.zero_grad()
 
     def round(self, count):
-        self.backwards(count)
+        for _ in range(count):
+            self.backward()
         self.step()
 
-    def begin(self, run):
-        """Learn rounds of three, and stop within one."""
-        self.round(3)
-        self.round(3)
-        self.backwards(2)
-        pending(run)
+    def still_late(self):
+        assert late() == (self.ranks > 1)
 
     def found(self):
-        return [loss.item() for loss in self.losses], grads(self.model), weights(self.model)
+        return grads(self.model), weights(self.model)
+
+
+def in_a_round(act):
+    """A script that does this after two backwards of three, when gradients are late."""
+
+    def whole(run):
+        it = Rounds(run)
+        it.round(3)
+        it.backward()
+        it.backward()
+        it.still_late()
+        return act(it), it.found()
+
+    script[act.__name__] = whole
 
 
 @script
-def rounds_of_other_lengths():
-    it = Accumulates()
-    for count in (3, 3, 2, 3, 5, 1, 4, 4, 2, 2):
+def rounds_of_other_lengths(run):
+    it = Rounds(run)
+    for count in (3, 3, 2, 3, 5, 1, 4):
         it.round(count)
     return it.found()
 
 
-@script
-def norms_and_clipping(run):
-    it, norms = Accumulates(), []
-    for count in (3, 3, 2, 3):
-        it.backwards(count)
-        norms.append(clip_grad_norm_(it.model.parameters(), 0.1).item())
-        it.step()
-    it.backwards(2)
-    pending(run)
-    norms.append(nn.utils.get_total_norm([p.grad for p in it.model.parameters()]).item())
-    return norms, it.found()
+@in_a_round
+def a_norm_reads_them(it):
+    norm = clip_grad_norm_(it.model.parameters(), 0.1).item()
+    assert not late()
+    return norm
 
 
-@script
-def one_is_read_and_kept(run):
-    it = Accumulates()
-    it.begin(run)
+@in_a_round
+def one_is_read_and_kept(it):
     held = it.model[0].weight.grad
-    averaged()
     found = held.clone()
-    it.backwards(2)
-    averaged()  # the script may look at what it holds
-    found = found, held.clone()
-    it.step()
-    for _ in range(3):
-        it.round(3)
     it.backward()
-    pending(run)  # and has not looked for two rounds
-    return found, held, it.found()
+    assert not late()  # the script may look at what it holds
+    return found, held
 
 
-@script
-def gradients_that_are_set_or_taken_away(run):
-    it = Accumulates()
-    it.begin(run)
+@in_a_round
+def one_was_read_in_a_round_before(it):
+    it.model[0].weight.grad.sum()
+    it.step()
+    it.round(3)
+    it.backward()
+    it.still_late()
+
+
+@in_a_round
+def gradients_are_set_or_taken_away(it):
     first, second, third, fourth = it.model.parameters()
     first.grad = None
     second.grad = torch.ones(7)
-    pending(run)
     del third.grad
     with pytest.raises(TypeError):
         fourth.grad = "none"
-    pending(run)
+    it.still_late()
     it.backward()
-    found = grads(it.model)
-    it.step()
-    it.round(3)
-    it.backwards(2)
-    pending(run)
+
+
+@in_a_round
+def all_are_taken_away(it):
     for p in it.model.parameters():
         p.grad = None
-    averaged()
+    assert not late()
     it.backward()
-    return found, it.found()
 
 
-@script
-def a_scaler(run):
-    it, scaler, norms = Accumulates(optimizer=None), torch.amp.GradScaler("cpu", 8.0), []
-    for number, count in enumerate((3, 3, 2, 3)):
-        for at in range(count):
-            x, y = next(it.batches)
-            loss = F.cross_entropy(it.model(x), y)
-            scaler.scale(loss * float("inf") if (number, at) == (1, 1) else loss).backward()
-        if number == 2:
-            pending(run)
-        if number != 3:
-            scaler.unscale_(it.optimizer)
-            norms.append(clip_grad_norm_(it.model.parameters(), 0.1).item())
-        scaler.step(it.optimizer)
-        scaler.update()
-        it.optimizer.zero_grad()
-    return norms, scaler.get_scale(), it.found()
-
-
-@script
-def hooks_on_parameters(run):
-    it, seen = Accumulates(), []
+@in_a_round
+def hooks_on_parameters(it):
+    seen = []
     it.model[0].weight.register_hook(lambda g: seen.append(g.clone()))
     it.model[0].bias.register_hook(lambda g: g.clamp(-0.01, 0.01))
-    it.begin(run)
     it.model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
     it.backward()
-    for _ in range(2):
-        it.round(2)
-    return seen, it.found()
+    return seen
 
 
 @script
 def sets_that_share_leaves(run):
     body, left, right = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 3)
-    it = Accumulates(nn.ModuleList([body, left, right]))
+    it = Rounds(run, nn.ModuleList([body, left, right]))
     heads = {"l": left, "r": right}
-    for turns in ("lrlr", "lrlr", "lrl", "rrll", "lrr", "lrlr", "llll", "lllr"):
+    for turns in ("lrlr", "lrlr", "lrl", "rrll", "llll"):
         for head in turns:
             it.backward(lambda x, head=head: heads[head](body(x)))
         it.step()
     it.backward(lambda x: left(body(x)))
-    pending(run)
+    it.still_late()
     body(next(it.batches)[0]).mean().backward()
-    pending(run)  # of left
+    it.still_late()  # of left
     return it.found()
 
 
-@script
-def other_kinds_of_backward_in_the_midst(run):
-    it = Accumulates()
-    it.begin(run)
-    loss = F.cross_entropy(it.model(next(it.batches)[0]), torch.arange(5) % 3)
-    found = [torch.autograd.grad(loss, it.model[0].weight, retain_graph=True)]
-    pending(run)
-    loss.backward(retain_graph=True, inputs=list(it.model[0].parameters()))
-    found.append(grads(it.model))
-    it.step()
-    for _ in range(3):
-        it.round(3)
-    it.backwards(2)
-    pending(run)
-    loss = F.cross_entropy(it.model(next(it.batches)[0]), torch.arange(5) % 3)
-    loss.backward(create_graph=True)
-    norm = sum((p.grad**2).sum() for p in it.model.parameters())
-    norm.backward()
-    found += [norm.item(), grads(it.model)]
-    it.model.zero_grad()
-    return found, it.found()
+@in_a_round
+def a_gradient_that_the_script_asks_for(it):
+    loss = it.model(next(it.batches)[0]).square().mean()
+    found = torch.autograd.grad(loss, it.model[0].weight)
+    it.still_late()
+    return found
 
 
-@script
-def exceptions(run):
-    it = Accumulates()
-    it.begin(run)
+@in_a_round
+def a_backward_to_some_parameters(it):
+    it.backward(inputs=list(it.model[0].parameters()))
 
+
+@in_a_round
+def a_backward_with_a_graph(it):
+    it.backward(create_graph=True)
+    found = [p.grad.detach() for p in it.model.parameters()]
+    it.model.zero_grad()  # else the graph holds its gradients, and these the graph
+    return found
+
+
+@in_a_round
+def exceptions(it):
     def refuse(x):
         hidden = it.model[0](x)
         hidden.register_hook(lambda g: 1 / 0)
@@ -239,15 +194,7 @@ def exceptions(run):
     for forward in (refuse, lambda x: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             it.backward(forward)
-        pending(run)
-    found = grads(it.model)
-    it.step()
-    for _ in range(3):
-        it.round(3)
-    with pytest.raises(ZeroDivisionError):
-        it.backward(refuse)  # which would have been late, and has come to some leaves
-    pending(run)
-    return found, it.found()
+        it.still_late()  # also of the leaves that the first has reached
 
 
 @script
@@ -258,49 +205,30 @@ def sparse_gradients_are_never_late():
         for _ in range(3):
             tokens, y = torch.randint(11, (7, 3)), torch.randint(3, (7,))
             F.cross_entropy(head(table(tokens).mean(1)), y).backward()
-            averaged()
+            assert not late()
         optimizer.step()
         optimizer.zero_grad()
     return weights(table, head)
 
 
-@script
-def raw_leaves_and_copies(run):
-    w, b = torch.randn(5, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
-    optimizer = torch.optim.SGD([w, b], 0.1)
-    data = iter(batches(120, 5))
-    found = []
-
-    def backwards(count):
-        for _ in range(count):
-            x, y = next(data)
-            F.cross_entropy(x @ w + b, y).backward()
-
-    for look in (copy.deepcopy, lambda p: p.view_as(p), lambda p: getattr(p, "_grad")):  # noqa: B009
-        optimizer.zero_grad()
-        for count in (2, 2):
-            backwards(count)
-            optimizer.step()
-            optimizer.zero_grad()
-        backwards(1)
-        pending(run)
-        seen = look(w)
-        found += [seen, seen.grad if seen.is_leaf else None, w.grad, b.grad]
-    return found
+@in_a_round
+def a_copy_of_a_parameter(it):
+    return copy.deepcopy(it.model[0].weight).grad
 
 
-@script
-def a_compiled_function(run):
-    it = Accumulates()
-    it.begin(run)
+@in_a_round
+def a_read_by_the_private_name(it):
+    return it.model[0].weight._grad
+
+
+@in_a_round
+def a_compiled_function(it):
     norm = torch.compile(lambda p: p.grad.norm(), backend="eager")
     found = [norm(it.model[0].weight).item()]
     it.step()
-    for _ in range(3):
-        it.backwards(2)
-        found.append(norm(it.model[0].weight).item())
-        it.step()
-    return found, it.found()
+    it.round(3)
+    it.backward()
+    return found, norm(it.model[0].weight).item()
 
 
 @pytest.fixture(scope="module")
@@ -323,14 +251,16 @@ def test_the_end_of_the_session_averages_and_leaves_nothing():
         torch.manual_seed(0)
         try:
             with session(group.world, Options(), group, Report()) as run:
-                it = Accumulates()
-                it.begin(run)
+                it = Rounds(run)
+                it.round(2)
+                it.backward()
+                it.still_late()
                 if fails:
                     raise ValueError
                 group.conclude()
         except ValueError:
             pass
-        averaged()
+        assert not late()
         return [] if fails else [g.tolist() for g in grads(it.model)]
 
     assert run_ranks(rank, 2, True) == [[], []]
@@ -355,10 +285,11 @@ class Reads(Dataset):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_one_rank_alone_is_not_let_wait_for_the_others(workers):
     def reads(run):
-        it = Accumulates()
+        it = Rounds(run)
         loader = DataLoader(Reads(it.model[0].weight), 2, num_workers=workers)
         next(iter(loader))  # all ranks look at how it loads
-        it.begin(run)
+        it.round(2)
+        it.backward()
         loader.dataset.looks = True
         with pytest.raises(Disagreement, match="read where the other ranks do not read it"):
             next(iter(loader))

@@ -221,6 +221,11 @@ def test_a_message_holds_what_was_packed():
     assert found["tagged"].origin == "here"
 
 
+def test_a_message_of_a_view_is_without_the_rest_of_its_memory():
+    data = torch.rand(1000, 1000)
+    assert len(b"".join(packed([data[1], data[:, 2:4]], False))) < 100_000
+
+
 def test_a_batch_that_was_packed_is_gone_with_the_last_who_has_it():
     gc.disable()
     try:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from time import perf_counter  # the script's is patched
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._pytree import tree_map
-
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.loading.shared_pass import LocalBatch, SharedPass
-from autoddp.view import ShardedTensor
+from autoddp.training.loading.shared_pass import LocalBatch
 
 if TYPE_CHECKING:
     from autoddp.training.loading.loaders import Loaders
@@ -48,9 +45,7 @@ class WholeBatches:
 
     def next(self) -> Any:
         """Return the next batch."""
-        batch = self.load()
-        here = self.job.view.context.on_script_thread()
-        return self.checked(batch) if here else self.wrap(batch)
+        return self.checked(self.load())
 
     def load(self) -> Any:
         """Return the next batch of the loader."""
@@ -65,26 +60,3 @@ class WholeBatches:
     def wrap(self, batch: Any) -> Any:
         """Return what the script gets for a batch of the loader."""
         return batch
-
-
-class SharedBatches(WholeBatches):
-    """Batches that the first rank of a node loads for all of its ranks."""
-
-    def __init__(
-        self, job: Loaders, loader: Any, where: str, inner: Any, shared: SharedPass
-    ) -> None:
-        super().__init__(job, loader, where, inner)
-        self.shared = shared
-
-    def load(self) -> Any:
-        """Return the next batch, which only the first rank has if it comes from workers."""
-        if self.loader.num_workers and self.shared.is_first:
-            return self.shared.serve(super().load, from_worker=True)
-        return super().load()
-
-    def wrap(self, batch: Any) -> Any:
-        """Return what the script gets: a batch of tensors is sharded."""
-        if not isinstance(batch, LocalBatch):
-            return batch
-        sizes = self.job.view.shard_sizes(batch.per_rank)
-        return tree_map(lambda x: ShardedTensor(x, sizes), batch.rows)

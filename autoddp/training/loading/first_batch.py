@@ -30,10 +30,9 @@ class FirstBatches:
         self.seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def wanted(self, loader: Any) -> bool:
-        """Return whether the first batch of a loader is still to be compared."""
-        world = self.run.world
-        several = world.local_world_size < world.world_size
-        return several and loader not in self.seen
+        """Return whether the first batch is to be compared: once, and not in a thread."""
+        world, here = self.run.world, self.run.group.context.on_script_thread()
+        return here and world.local_world_size < world.world_size and loader not in self.seen
 
     def compare(self, loader: Any, where: str, batch: Any) -> None:
         """Compare the first batch of a loader, once; the first rank of each node has it whole.

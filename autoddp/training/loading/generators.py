@@ -6,6 +6,7 @@ import gc
 import pickle
 import random
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -14,73 +15,61 @@ from typing import Any
 import torch
 
 from autoddp.comm import accelerator
-from autoddp.comm.accelerator import CPU
 
 DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
 
 
 class Generators:
-    """A snapshot of the generators of `random`, numpy, torch and all devices in use."""
+    """A snapshot of the global generators of `random`, numpy, torch and all devices in use.
 
-    def __init__(self) -> None:
-        numpy = sys.modules.get("numpy")
-        self.python = random.getstate()
-        self.numpy: Any = numpy.random.get_state(legacy=False) if numpy is not None else None
-        self.torch = [torch.get_rng_state(), *accelerator.states()]
+    It is pickled without those in `own`, which are objects of this process.
+
+    Args:
+        own: Further generators.
+    """
+
+    def __init__(self, own: Iterable[Any] = ()) -> None:
+        self.states = {name: _state(x) for name, x in _global_generators().items()}
+        self.devices = accelerator.states()
+        self.own = [(x, _state(x)) for x in own]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "own": []}
 
     def put_back(self) -> None:
         """Restore the states of all generators."""
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
-        torch.set_rng_state(self.torch[0])
-        accelerator.set_states(self.torch[1:])
+        for name, x in _global_generators().items():
+            if name in self.states:
+                _restore(x, self.states[name])
+        accelerator.set_states(self.devices)
+        for x, state in self.own:
+            _restore(x, state)
 
-    def same(self, other: Generators) -> bool:
-        """Return whether nothing was drawn between two snapshots."""
-        mine, theirs = self.torch, other.torch
-        if len(mine) != len(theirs) or not all(map(torch.equal, mine, theirs)):
-            return False
+    def moved(self) -> str:
+        """Return what was drawn from since, in words; empty for nothing."""
+        if not all(_equal(_state(x), state) for x, state in self.own):
+            return OWN
+        now = Generators()
         # numpy may have been imported in between
-        same = self.numpy is None or other.numpy is None or equal_states(self.numpy, other.numpy)
-        return same and self.python == other.python
+        known = self.states.keys() & now.states.keys()
+        same = all(_equal(self.states[name], now.states[name]) for name in known)
+        same = same and len(self.devices) == len(now.devices)
+        return "" if same and all(map(torch.equal, self.devices, now.devices)) else DRAWS
+
+    def checksums(self) -> dict[str, int]:
+        """Return a checksum of the state of each global generator, by its name."""
+        pairs = zip(accelerator.devices(), self.devices, strict=True)
+        states = self.states | {f"torch on {at}": x.cpu().numpy().tobytes() for at, x in pairs}
+        return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
 
 
-def equal_states(one: Any, other: Any) -> bool:
-    """Return whether two states are equal; `==` fails for dicts that hold arrays."""
-    return pickle.dumps(one) == pickle.dumps(other)
-
-
-def own_generators(dataset: Any = None) -> list[Any]:
-    """Return all generators but the global ones of `random`, numpy and torch.
-
-    Those of `dataset` itself are found even if the garbage collector leaves it out (`gc.freeze`).
-    """
-    kinds: set[type] = {random.Random, torch.Generator}
-    shared: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
+def _global_generators() -> dict[str, Any]:
+    """Return the global generators of `random`, numpy and torch, without those of devices."""
+    python: Any = random.random
+    found = {"random": python.__self__, "torch on the CPU": torch.default_generator}
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kinds |= {numpy.random.Generator, numpy.random.RandomState}
-        shared.append(numpy.random.rand.__self__)
-    # no list of them, which the search itself would find
-    held = (x for x in getattr(dataset, "__dict__", {}).values() if type(x) in kinds)
-    found = {id(x): x for x in chain(held, _live_objects(kinds))}
-    return [x for x in found.values() if not any(x is each for each in shared)]
-
-
-def _live_objects(kinds: set[type]) -> Iterator[Any]:
-    """Yield the live objects of these types.
-
-    The garbage collector does not track torch.Generator, nor dicts whose values are all untracked.
-    """
-    objects = gc.get_objects()
-    for x in chain(objects, gc.get_referents(*objects)):
-        kind = type(x)
-        if kind in kinds:
-            yield x
-        elif kind is dict and not gc.is_tracked(x):
-            yield from (value for value in x.values() if type(value) in kinds)
+    return found if numpy is None else found | {"numpy": numpy.random.rand.__self__}
 
 
 def _state(x: Any) -> Any:
@@ -97,11 +86,47 @@ def _restore(x: Any, state: Any) -> None:
     if isinstance(x, random.Random):
         x.setstate(state)
     elif isinstance(x, torch.Generator):
-        x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
+        x.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     elif hasattr(x, "bit_generator"):
         x.bit_generator.state = state
     else:
         x.set_state(state)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two states are equal; `==` fails for dicts that hold arrays."""
+    return pickle.dumps(one) == pickle.dumps(other)
+
+
+def own_generators(dataset: Any = None) -> list[Any]:
+    """Return all generators but the global ones.
+
+    Those of `dataset` itself are found even if the garbage collector leaves it out (`gc.freeze`).
+    """
+    kinds: set[type] = {random.Random, torch.Generator}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds |= {numpy.random.Generator, numpy.random.RandomState}
+    # no list of them, which the search itself would find
+    held = (x for x in getattr(dataset, "__dict__", {}).values() if type(x) in kinds)
+    found = {id(x): x for x in chain(held, _live_objects(kinds))}
+    for x in _global_generators().values():
+        found.pop(id(x), None)
+    return list(found.values())
+
+
+def _live_objects(kinds: set[type]) -> Iterator[Any]:
+    """Yield the live objects of these types.
+
+    The garbage collector does not track torch.Generator, nor dicts whose values are all untracked.
+    """
+    objects = gc.get_objects()
+    for x in chain(objects, gc.get_referents(*objects)):
+        kind = type(x)
+        if kind in kinds:
+            yield x
+        elif kind is dict and not gc.is_tracked(x):
+            yield from (value for value in x.values() if type(value) in kinds)
 
 
 def new_generators_exist(since: list[Any], dataset: Any) -> bool:
@@ -113,26 +138,6 @@ def new_generators_exist(since: list[Any], dataset: Any) -> bool:
     held = {*map(id, getattr(dataset, "__dict__", {}).values())}
     made = [x for x in own_generators(dataset) if id(x) not in known]
     return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
-
-
-class DrawWatch(Generators):
-    """A snapshot of the global generators, and of those that are objects."""
-
-    def __init__(self, own: Iterable[Any]) -> None:
-        super().__init__()
-        self.own = [(x, _state(x)) for x in own]
-
-    def moved(self) -> str:
-        """Return what was drawn from since, in words; empty for nothing."""
-        if not all(equal_states(_state(x), state) for x, state in self.own):
-            return OWN
-        return "" if self.same(Generators()) else DRAWS
-
-    def put_back(self) -> None:
-        """Restore the states of all generators."""
-        super().put_back()
-        for x, state in self.own:
-            _restore(x, state)
 
 
 # ---- in worker processes
@@ -155,7 +160,7 @@ class WatchingCollate:
 
     def __init__(self, loader: Any) -> None:
         self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
-        self.before: DrawWatch | None = None
+        self.before: Generators | None = None
         self.own = own_generators()
         self.forked = self.first = True
 
@@ -182,7 +187,7 @@ class WatchingCollate:
         elif self.forked:
             gc.freeze()
         self.own = list({id(x): x for x in (*self.own, *own_generators(_dataset()))}.values())
-        self.before = DrawWatch(self.own)
+        self.before = Generators(self.own)
 
 
 def _dataset() -> Any:

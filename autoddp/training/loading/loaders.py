@@ -15,9 +15,10 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
-from autoddp.training.loading.batches import Batches, SharedBatches, WholeBatches
+from autoddp.training.loading.batches import Batches, WholeBatches
 from autoddp.training.loading.first_batch import FirstBatches
 from autoddp.training.loading.generators import OWN, own_generators
+from autoddp.training.loading.link import NodeLink, connect
 from autoddp.training.loading.plan import (
     EACH,
     MORE,
@@ -33,7 +34,7 @@ from autoddp.training.loading.plan import (
 )
 from autoddp.training.loading.rows import RowBatches
 from autoddp.training.loading.sampling import Fetching, RowSampler, changed
-from autoddp.training.loading.shared import Sharing
+from autoddp.training.loading.shared import SharedBatches
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -52,13 +53,13 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
-        self.sharing = Sharing(run)
         self.plans: weakref.WeakKeyDictionary[Any, dict[str, Plan]] = weakref.WeakKeyDictionary()
         self._confirmed: list[Plan] = []  # in the same order on all ranks
+        self._link: NodeLink | None = None  # once a loader is shared
 
     def setup(self, undo: ExitStack) -> None:
         """Report draws after the last pass at the end of the script."""
-        undo.callback(self.sharing.close)
+        self._undo = undo
         self.run.group.at_end.append(self._at_end)
         undo.callback(self.run.group.at_end.remove, self._at_end)
 
@@ -66,7 +67,7 @@ class Loaders(Feature):
     def share_batches(self, call: Call) -> Any:
         """Return an iterator over sharded batches, or whole ones if every rank loads all."""
         loader = call.instance
-        if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
+        if not self.view.context.is_rank():
             return call.wrapped()
         where = f"DataLoader at {users_line()}"
         if self.view.context.in_thread():
@@ -90,8 +91,15 @@ class Loaders(Feature):
             loader._iterator = None
         with changed(loader, in_order=True):  # any order is allowed, and ranks need the same
             if plan.way == SHARED:
-                return SharedBatches(self, loader, where, *self.sharing.start(loader, make, plan))
+                return SharedBatches(self, loader, plan, make)
             return WholeBatches(self, loader, where, make())
+
+    def link(self) -> NodeLink:
+        """Return the connections of the node; its ranks connect at the first call, together."""
+        if self._link is None:
+            self._link = connect(self.run)
+            self._undo.callback(self._link.close)
+        return self._link
 
     # ---- plans
 

@@ -7,14 +7,13 @@ sender and receiver share.
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_typed_storage
-
-from autoddp.comm.accelerator import CPU
 
 
 class NotTransferable(Exception):
@@ -52,32 +51,21 @@ class _Packer(pickle.Pickler):
 
     def reducer_override(self, x: Any) -> Any:
         if isinstance(x, Tensor):
-            return self._tensor(x)
-        if isinstance(x, torch.TypedStorage):
+            if x.grad_fn is not None or (x.requires_grad and not self.from_worker):
+                raise NotTransferable("its batches hold tensors that need a gradient")
+            strided = type(x) is Tensor and x.layout is torch.strided
+            if strided and 0 < x.nbytes < x.untyped_storage().nbytes():
+                # a view, without the rest of its memory
+                return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
+        elif isinstance(x, torch.TypedStorage):
             return reduce_typed_storage(x)
-        if not isinstance(x, torch.UntypedStorage):
-            return NotImplemented
-        if not x.nbytes():
-            return torch.UntypedStorage, (0,)
-        flat: Any = torch.empty(0, dtype=torch.uint8, device=CPU).set_(x).numpy()
-        return _storage_from, (pickle.PickleBuffer(flat),)
-
-    def _tensor(self, x: Tensor) -> Any:
-        if x.grad_fn is not None or (x.requires_grad and not self.from_worker):
-            raise NotTransferable("its batches hold tensors that need a gradient")
-        if x.device.type not in ("cpu", "meta"):
-            return _to_device, (x.cpu(), str(x.device))
-        plain = type(x) is Tensor and x.layout is torch.strided and not x.is_quantized
-        storage = x.untyped_storage() if plain and x.device.type == "cpu" else None
-        if storage is None or not 0 < x.nbytes < storage.nbytes():
-            return x.__reduce_ex__(5)
-        # a view is sent without the rest of its memory
-        return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
+        elif isinstance(x, torch.UntypedStorage):
+            if not x.nbytes():
+                return partial(torch.UntypedStorage, device=x.device), (0,)
+            flat: Any = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x).cpu().numpy()
+            return _storage_on, (x.device, pickle.PickleBuffer(flat))
+        return NotImplemented
 
 
-def _storage_from(buffer: Any) -> torch.UntypedStorage:
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
-
-
-def _to_device(x: Tensor, device: str) -> Tensor:
-    return x.to(device)
+def _storage_on(device: torch.device, buffer: Any) -> torch.UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).to(device).untyped_storage()

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.errors import Disagreement
-from autoddp.training.loading.batches import SharedBatches, WholeBatches
+from autoddp.training.loading.batches import WholeBatches
 from autoddp.training.loading.generators import DRAWS, OWN, DrawingBatch, new_generators_exist
 from autoddp.training.loading.plan import EACH, MORE, REASONS, ROWS, THREAD, Plan
 from autoddp.training.loading.sampling import RowSampler, changed, seeds_of
+from autoddp.training.loading.shared import SharedBatches
 from autoddp.view import ShardedTensor
 
 if TYPE_CHECKING:
@@ -80,13 +81,11 @@ class RowBatches:
         if self.loader.num_workers:
             self.successor = self._restarted(plan)
             return self.successor.next()
-        given = job, self.loader, plan.where, self.inner
         if plan.way == EACH:
-            self.successor = WholeBatches(*given)
+            self.successor = WholeBatches(job, self.loader, plan.where, self.inner)
             return self.successor.next() if plan.reason == THREAD else self.successor.checked(batch)
-        shared = job.sharing.begin(self.loader, plan)
-        job.sharing.take_over(self.inner, shared, plan)
-        self.successor = SharedBatches(*given, shared)
+        self.successor = SharedBatches(job, self.loader, plan, lambda: self.inner)
+        shared = self.successor.shared
         # not this rank's: a collate function may keep state, as a vocabulary that grows
         found = (
             shared.serve(lambda: batch, all_states=True) if shared.is_first else shared.receive()

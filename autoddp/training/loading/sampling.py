@@ -16,7 +16,7 @@ import torch
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.loading.generators import DrawWatch, WatchingCollate
+from autoddp.training.loading.generators import Generators, WatchingCollate
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Fetching:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.moved = ""  # what the last fetch in this process drew from
-        self.outside: DrawWatch | None = None  # the script's generators before a fetch
+        self.outside: Generators | None = None  # the script's generators before a fetch
         self.cut = False  # whether this rank fetches its rows alone
         self._seeded = 0  # fetches with draws of this rank's own
 
@@ -139,7 +139,7 @@ class Fetching:
 
         def before_fetch(cut: bool) -> None:
             if here and draws and context.on_script_thread():
-                self.outside, self.cut = DrawWatch(watched or []), cut
+                self.outside, self.cut = Generators(watched or []), cut
                 if own_draws and cut:
                     self._seed()
 

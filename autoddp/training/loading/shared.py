@@ -11,59 +11,48 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, default_collate
 
-from autoddp.training.loading.link import NodeLink, connect
+from autoddp.training.loading.batches import WholeBatches
 from autoddp.training.loading.plan import Plan
-from autoddp.training.loading.shared_pass import SharedPass
+from autoddp.training.loading.shared_pass import LocalBatch, SharedPass
+from autoddp.view import ShardedTensor
 
 if TYPE_CHECKING:
-    from autoddp.effects.run import Run
+    from autoddp.training.loading.loaders import Loaders
 
 
-class Sharing:
-    """The shared loaders of one rank; ranks connect at the first of them."""
+class SharedBatches(WholeBatches):
+    """Batches that the first rank of a node loads; all ranks of the node begin the pass.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.link: NodeLink | None = None
+    Args:
+        job: The feature.
+        loader: The DataLoader.
+        plan: The loader's plan.
+        make: Returns the loader's own iterator, which is not called where another rank has workers.
+    """
 
-    def close(self) -> None:
-        """Close the connections, if there are any."""
-        if self.link is not None:
-            self.link.close()
-
-    def start(self, loader: Any, make: Callable[[], Any], plan: Plan) -> tuple[Any, SharedPass]:
-        """Return an iterator that the first rank of the node runs for all, and its pass.
-
-        Args:
-            loader: The DataLoader.
-            make: Its own `__iter__`.
-            plan: The loader's plan.
-        """
-        shared = self.begin(loader, plan)
-        if loader.num_workers and not shared.is_first:
-            follower = loader._iterator
-            follower = FollowerIterator(loader) if follower is None else follower
-            if loader.persistent_workers:
-                loader._iterator = follower
-            return follower.begin(loader, shared), shared
-        inner = make()
-        if not loader.num_workers:
-            self.take_over(inner, shared, plan)
-        return inner, shared
-
-    def begin(self, loader: Any, plan: Plan) -> SharedPass:
-        """Begin a pass. A collective call of the ranks of each node."""
-        self.link = self.link or connect(self.run)
+    def __init__(self, job: Loaders, loader: Any, plan: Plan, make: Callable[[], Any]) -> None:
         batched = loader._auto_collation and loader.collate_fn is default_collate
-        return SharedPass(self.run, self.link, plan.where, batched)
+        self.shared = SharedPass(job.run, job.link(), plan.where, batched)
+        if loader.num_workers and not self.shared.is_first:
+            inner = loader._iterator
+            inner = FollowerIterator(loader) if inner is None else inner
+            if loader.persistent_workers:
+                loader._iterator = inner
+            inner.begin(loader, self.shared)
+        else:
+            inner = make()
+            if not loader.num_workers:
+                self._take_over(inner, plan)
+        super().__init__(job, loader, plan.where, inner)
 
-    def take_over(self, inner: Any, shared: SharedPass, plan: Plan) -> None:
+    def _take_over(self, inner: Any, plan: Plan) -> None:
         """Share what an iterator without workers fetches from here on."""
-        real = inner._dataset_fetcher
+        real, shared = inner._dataset_fetcher, self.shared
         own = [] if isinstance(real.dataset, IterableDataset) else plan.generators or []
 
         def fetch(index: Any) -> Any:
@@ -74,6 +63,19 @@ class Sharing:
 
         inner._dataset_fetcher = SimpleNamespace(fetch=fetch)
 
+    def load(self) -> Any:
+        """Return the next batch, which only the first rank has if it comes from workers."""
+        if self.loader.num_workers and self.shared.is_first:
+            return self.shared.serve(super().load, from_worker=True)
+        return super().load()
+
+    def wrap(self, batch: Any) -> Any:
+        """Return what the script gets: a batch of tensors is sharded."""
+        if not isinstance(batch, LocalBatch):
+            return batch
+        sizes = self.job.view.shard_sizes(batch.per_rank)
+        return tree_map(lambda x: ShardedTensor(x, sizes), batch.rows)
+
 
 class FollowerIterator(_BaseDataLoaderIter):
     """The iterator of a loader with workers on ranks other than the first: it has no workers."""
@@ -83,13 +85,12 @@ class FollowerIterator(_BaseDataLoaderIter):
         # the sampler of an iterable data set yields nothing but None
         self._steps = not isinstance(loader.dataset, IterableDataset)
 
-    def begin(self, loader: Any, shared: SharedPass) -> FollowerIterator:
+    def begin(self, loader: Any, shared: SharedPass) -> None:
         """Begin a pass."""
         self._reset(loader, True)
         self._shared = shared
         for _ in range(loader.prefetch_factor * loader.num_workers):
             self._step()
-        return self
 
     def _next_data(self) -> Any:
         self._step()

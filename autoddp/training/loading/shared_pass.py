@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, WAITING
 from autoddp.errors import Disagreement, RankEnded
-from autoddp.training.loading.generators import OWN, DrawWatch, Generators
+from autoddp.training.loading.generators import OWN, Generators
 from autoddp.training.loading.link import NodeLink
 from autoddp.training.loading.message import NotTransferable, packed
 
@@ -88,7 +88,7 @@ class SharedPass:
         self.requested += 1
         # in a thread others may draw meanwhile
         here = self._on_script_thread() and not from_worker
-        before = DrawWatch(own) if here else None
+        before = Generators(own) if here else None
         with self.at(ACTING, self._words()):
             try:
                 batch = load()
@@ -177,12 +177,9 @@ class SharedPass:
         return f"batch {self.requested} of {self.where}, loaded by rank {self.first}"
 
 
-def _moved(before: DrawWatch | None) -> Generators | None:
+def _moved(before: Generators | None) -> Generators | None:
     """Return the states of generators, None if nothing was drawn since `before`."""
-    if before is None:
-        return None
-    after = Generators()
-    return None if before.same(after) else after
+    return Generators() if before is not None and before.moved() else None
 
 
 def rows_of(leaves: list[Any]) -> int:

@@ -35,47 +35,30 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
-@uncached_rule("is_pinned", "is_shared")
-def is_pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return whether the batch's memory is pinned or shared.
+@uncached_rule("is_pinned", "is_shared", "record_stream")
+def memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Ask for the kind of a batch's memory, or record its use: local rows and gathered copies.
 
-    This is so if the local rows are, or a gathered copy that the script may have pinned or shared.
+    It is pinned or shared if one of them is: the script may have pinned a gathered copy.
     """
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
-    return any(func(x, *rest, **kwargs) for x in _memory_holders(me))
-
-
-@uncached_rule("record_stream")
-def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Record a stream that reads the batch, on the local rows and on gathered copies."""
-    me, *rest = args
-    if not is_sharded(me):
-        return NotImplemented
-    for x in _memory_holders(me):
-        func(x, *rest, **kwargs)
-    return None
-
-
-def _memory_holders(me: Any) -> list[Tensor]:
-    """Return the local rows, and the gathered or exported wholes."""
     wholes = [me._whole, *(each.whole for each in me.aliases.exported.values())]
-    return [me.local, *(x for x in wholes if x is not None)]
+    held = [me.local, *(x for x in wholes if x is not None)]
+    found = [func(x, *rest, **kwargs) for x in held]
+    return any(found) if func is not Tensor.record_stream else None
 
 
 @attribute_rule("grad_fn", "is_leaf")
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return `grad_fn` or `is_leaf` of the local tensor, with the node name of one process."""
     me = args[0]
-    if isinstance(me, Partial) and not me.unread:
-        return func(me.full(), *args[1:])
-    if (
-        isinstance(me, Partial)
-        and func.__self__.__name__ == "grad_fn"
-        and me.node != node_name(me.local)
-    ):
-        return func(with_node_name(Renamed, me.node).apply(me.local))
+    if isinstance(me, Partial):
+        if not me.unread:
+            return func(me.full(), *args[1:])
+        if func.__self__.__name__ == "grad_fn" and me.node != node_name(me.local):
+            return func(with_node_name(Renamed, me.node).apply(me.local))
     return func(me.local, *args[1:])
 
 

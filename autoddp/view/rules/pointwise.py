@@ -20,11 +20,8 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     leaves = leaves_in(args, kwargs)
     sharded = [x for x in leaves if is_sharded(x)]
     if not sharded:
-        return (
-            linear(func, args, kwargs)
-            if any(type(x) is Partial for x in leaves)
-            else NotImplemented
-        )
+        holds_sums = any(type(x) is Partial for x in leaves)
+        return linear(func, args, kwargs) if holds_sums else NotImplemented
     writes = in_place(func)
     if kwargs.get("out") is not None or (writes and not is_sharded(args[0])):
         return NotImplemented
