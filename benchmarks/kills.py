@@ -94,7 +94,9 @@ def kill_one(script: Path, mark: str, options: argparse.Namespace) -> Killed:
             break
     there = started(mark)
     victim = there[int(mark) % min(len(there), 1 + options.nproc)]
-    time.sleep(random.uniform(0, 0.02))  # else most are killed soon after a step was printed
+    if options.saving:
+        await_draft(folder)
+    time.sleep(random.uniform(0, 0.02))  # else most are killed soon after a step, or a save, began
     saving = any(folder.glob(DRAFTS))
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
@@ -111,6 +113,13 @@ def kill_one(script: Path, mark: str, options: argparse.Namespace) -> Killed:
     lost = options.saving and is_lost(folder / CHECKPOINT, steps)
     drafts = len([*folder.glob(DRAFTS)]) if whom == "rank" else 0
     return Killed(whom, took, left, saving, lost, drafts)
+
+
+def await_draft(folder: Path) -> None:
+    """Wait, up to 10 s, until a save has begun."""
+    until = time.monotonic() + 10
+    while not any(folder.glob(DRAFTS)) and time.monotonic() < until:
+        pass
 
 
 def is_lost(checkpoint: Path, printed: list[bytes]) -> bool:
