@@ -22,8 +22,12 @@ LISTS = (tuple, list)
 def arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments by torch's names, in torch's order; empty if no signature fits.
 
-    A Python function has one signature, an operator one for each overload.
+    A Python function has one signature, which its caller has met; an operator has one for each
+    overload.
     """
+    if inspect.isfunction(func):
+        given = _parameters(func)
+        return {**given, **dict(zip(given, args, strict=False)), **kwargs}
     for signature in _signatures(func):
         try:
             given = signature.bind(*args, **kwargs)
@@ -36,22 +40,21 @@ def arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
+def _parameters(func: Any) -> dict[str, Any]:
+    """Return the parameters of a Python function, and their defaults."""
+    # F.max_pool2d dispatches to two functions with the same arguments
+    known = getattr(F, f"{func.__name__}_with_indices", func)
+    return {name: x.default for name, x in inspect.signature(known).parameters.items()}
+
+
+@cache
 def _signatures(func: Any) -> tuple[inspect.Signature, ...]:
-    if inspect.isfunction(func):
-        # F.max_pool2d dispatches to two functions with the same arguments
-        known = getattr(F, f"{func.__name__}_with_indices", func)
-        return (inspect.signature(known),)
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     return () if packet is None else tuple(get_signature_for_torch_op(packet) or ())
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Return whether an overload accepts a value: `x.var(1)` and `x.var(False)` differ.
-
-    Python functions, with annotations as text or none, accept all values.
-    """
-    if isinstance(kind, str) or kind is inspect.Parameter.empty:
-        return True
+    """Return whether an overload accepts a value: `x.var(1)` and `x.var(False)` differ."""
     if isinstance(value, Tensor) or kind is Tensor:
         return isinstance(value, Tensor) and "Tensor" in str(kind)
     if kind is bool:
