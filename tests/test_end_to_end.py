@@ -62,14 +62,13 @@ def references(warm, tmp_path_factory):
     def reference(name: str) -> Run:
         if name not in known:
             folder = tmp_path_factory.mktemp(name) / "python"
-            want = known[name] = warm.run(
-                "python", *command(name), folder=folder, timeout=patience(name)
-            )
+            want = warm.run("python", *command(name), folder=folder, timeout=patience(name))
             assert want.code == (3 if name == "exit_code" else 0), want.err
             assert "Traceback" not in want.err
             assert len(want.out.splitlines()) >= 1 or any(want.folder.iterdir()), (
                 "nothing to compare"
             )
+            known[name] = want
         return known[name]
 
     return reference

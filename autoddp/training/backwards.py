@@ -50,17 +50,17 @@ class Backwards:
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}
 
-    def run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> list[Tensor] | None:
+    def run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> list[Tensor]:
         """Run a backward from these tensors, with its other arguments, and average.
 
         Returns:
-            The leaves whose gradients it has changed; None inside another one, which averages.
+            The leaves whose gradients it has changed; none inside another one, which averages.
         """
         leaves = leaves_of(tops, self.view.order)
         if self.depth:
             self.hidden |= {id(x): x for x in leaves.all if isinstance(x, nn.Parameter)}
             plain(tops, **given)
-            return None
+            return []
         self.depth += 1
         try:
             self._run(plain, tops, given, leaves)

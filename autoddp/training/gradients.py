@@ -84,9 +84,7 @@ class Gradients(Feature):
         if "inputs" in given:
             given["inputs"] = [as_held(x) for x in given["inputs"]]
         with self.view.context.within(Code.PLAIN):
-            leaves = self.backwards.run(call.wrapped, tops, given)
-        if leaves is not None:
-            self.consistency.note(leaves)
+            self.consistency.note(self.backwards.run(call.wrapped, tops, given))
         return None
 
     @patch(

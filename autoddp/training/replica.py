@@ -30,6 +30,10 @@ from autoddp.view.state import View
 KEPT = 4  # reducers, the ones used last; each costs about a copy of its gradients
 
 
+class Anchor(nn.Module):
+    """The owner of a reducer's leaves, whose type tells it from modules of the script."""
+
+
 def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Yield the tensors of each dtype and device, and their elements in one flat tensor."""
     kinds: dict[Any, list[Tensor]] = {}
@@ -82,7 +86,7 @@ class Replicas:
         return found
 
     def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
-        group, owner = self.group, nn.Module()
+        group, owner = self.group, Anchor()
         vars(owner)["_parameters"] = {f"leaf{n}": leaf for n, leaf in enumerate(leaves)}
         with group.together("reducer", leaves[0]):
             made = torch_internals.replica_of(owner, group.pg)

@@ -4,6 +4,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
+torch.backends.mkldnn.set_flags(False)  # whose LSTM in bfloat16 not every processor has
 
 
 class Net(nn.Module):

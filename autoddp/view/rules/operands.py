@@ -26,8 +26,8 @@ def arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     overload.
     """
     if inspect.isfunction(func):
-        given = _parameters(func)
-        return {**given, **dict(zip(given, args, strict=False)), **kwargs}
+        known = _parameters(func)
+        return {**known, **dict(zip(known, args, strict=False)), **kwargs}
     for signature in _signatures(func):
         try:
             given = signature.bind(*args, **kwargs)
