@@ -39,7 +39,12 @@ ARGUMENTS = {
 # torch's inductor builds kernels for CPUs by g++: minutes, where its cache is empty
 BUILT = {"compiled_draws", "compiled_graphs", "compiled_parts"}
 SLOW, LONG = pytest.mark.slow, pytest.mark.timeout(2700)
-WANTED = [pytest.param(n, marks=[SLOW] * (n not in QUICK) + [LONG] * (n in BUILT)) for n in SCRIPTS]
+WANTED = [
+    pytest.param(name, nproc, marks=[SLOW] * (name not in QUICK) + [LONG] * (name in BUILT))
+    for name in SCRIPTS
+    for nproc in (2, 3)
+    if name not in BUILT or nproc == 3  # they compile for minutes; `test_compiled` has 2 ranks
+]
 
 
 def command(name: str) -> list[str]:
@@ -81,8 +86,7 @@ def test_one_rank_gives_what_python_gives_to_the_bit(name, warm, references, tmp
     compared(name, 1, warm, references, tmp_path, 0)
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize(("name", "nproc"), WANTED)
 def test_ranks_give_what_one_process_gives(name, nproc, warm, references, tmp_path):
     compared(name, nproc, warm, references, tmp_path, LOOSER.get(name, RTOL))
 
