@@ -66,10 +66,10 @@ class Generators:
 
 def _global_generators() -> dict[str, Any]:
     """Return the global generators of `random`, numpy and torch, without those of devices."""
-    python: Any = random.random
-    found = {"random": python.__self__, "torch on the CPU": torch.default_generator}
+    python: Any = random  # a script may replace its functions
+    found = {"random": python._inst, "torch on the CPU": torch.default_generator}
     numpy = sys.modules.get("numpy")
-    return found if numpy is None else found | {"numpy": numpy.random.rand.__self__}
+    return found if numpy is None else found | {"numpy": numpy.random.mtrand._rand}
 
 
 def _state(x: Any) -> Any:
