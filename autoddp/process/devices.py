@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import takewhile
-from multiprocessing import TimeoutError, get_context
+from multiprocessing import get_context
 
 VARIABLES = {
     "cuda": "CUDA_VISIBLE_DEVICES",  # ROCm heeds it, too, behind its own
@@ -109,8 +109,8 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
 
 
 def _asked(environ: Mapping[str, str]) -> Devices:
-    """Have a fork count the devices: it may touch them, after which no rank could be forked."""
-    with get_context("fork").Pool(1) as child, suppress(RuntimeError, TimeoutError):
+    """Have a fork, which may touch them, count the devices; what it cannot count is not used."""
+    with get_context("fork").Pool(1) as child, suppress(Exception):
         kind, number, backend = child.apply_async(_count).get(SLOW)
         given = environ.get(variable(kind, environ), "").split(",") if number else []
         named = [name.strip() for name in given if name.strip()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from autoddp.errors import BadInput
-from autoddp.process.devices import Devices, visible
+from autoddp.process.devices import Devices, _asked, visible
 from autoddp.process.joining import decide
 
 
@@ -28,6 +29,15 @@ def gpus(*names):
 def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
     environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert visible(environ, there) == names
+
+
+def test_devices_that_cannot_be_counted_are_not_used(monkeypatch):
+    def broken():
+        raise OSError("no driver")
+
+    monkeypatch.setattr("torch.accelerator.device_count", broken)
+    monkeypatch.setattr("autoddp.torch_internals.accelerator", lambda: torch.device("cuda"))
+    assert _asked({}) == Devices()
 
 
 @pytest.mark.parametrize(
