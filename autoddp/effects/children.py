@@ -28,7 +28,7 @@ QUEUE = (
 # The first code that an interpreter runs if multiprocessing starts it for a rank above 0.
 MUTED = (
     "import sys; sys.path.append({!r}); from autoddp.process.muted import mute; "
-    "sys.path.pop(); mute({}, {}, {!r})"
+    "sys.path.pop(); mute({}, {}, {!r}, {!r})"
 )
 
 
@@ -71,8 +71,8 @@ class Children(EffectFeature):
         data = call.plain()
         if not self.rank or self.effects.mode() is Mode.PASS_THROUGH:
             return data
-        world, folder = self.run.world, self.effects.overlay.root()
-        first = RunFirst(MUTED.format(ROOT, world.rank, world.world_size, folder))
+        world, folder, view = self.run.world, self.effects.overlay.root(), self.run.options.view
+        first = RunFirst(MUTED.format(ROOT, world.rank, world.world_size, folder, view))
         return {"autoddp": first, **data}
 
     @patch(

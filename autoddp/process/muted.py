@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
 
-def mute(rank: int, size: int, folder: str) -> None:
+def mute(rank: int, size: int, folder: str, view: str) -> None:
     """Send what this process writes, for its life, to scratch in `folder`, which its rank removes.
 
     What it prints goes to the rank's log, like what the rank prints.
@@ -33,7 +32,6 @@ def mute(rank: int, size: int, folder: str) -> None:
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)
-    # the local view shows a launcher's variables, and leaves process groups to the script
-    refusal = [] if "RANK" in os.environ else [Groups(run)]
+    refusal = [] if view == "local" else [Groups(run)]  # there groups are left to the script
     features = [Files(run), Folders(run), Temporary(run), *refusal]
     atexit.register(Installation(features).install().undo)

@@ -145,6 +145,7 @@ def main(rank):
 rank=rank, world_size=2)
 
 if __name__ == "__main__" and sys.argv[1:]:
+    os.environ["RANK"] = "0"
     ranks = [mp.get_context("spawn").Process(target=main, args=(rank,)) for rank in range(2)]
     for each in ranks:
         each.start()
