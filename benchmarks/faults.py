@@ -90,7 +90,6 @@ def main() -> int:
         cells, seconds, good = row(laboratory, case, args.times)
         show(cells)
         worst, well = max(worst, seconds), well + good
-    laboratory.close()
     runs = args.times * len(chosen)
     load = os.getloadavg()[1]
     print(

@@ -40,9 +40,7 @@ CHOSEN = (
 
 @pytest.fixture(scope="module")
 def laboratory():
-    made = Laboratory()
-    yield made
-    made.close()
+    return Laboratory()
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=str)

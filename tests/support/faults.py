@@ -138,9 +138,6 @@ class Laboratory:
         shutil.rmtree(tmp)
         return Ended(job.returncode, seconds, out, err, tuple(left), files, folder)
 
-    def close(self) -> None:
-        """Nothing is kept between two cases."""
-
 
 @contextlib.contextmanager
 def memory(limit: int) -> Iterator[str]:
