@@ -71,13 +71,13 @@ class Backwards:
 
     def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
         inputs, graph = given.get("inputs"), given.get("create_graph")
-        found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
         if inputs is not None or graph or not leaves.dense:
             plain(tops, **given)
+            found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
         else:
             self._average_dense(plain, tops, given, leaves)
             found = {id(leaf): leaf for leaf in leaves.others} | self.hidden
-            for leaf in leaves.dense:
+            for leaf in leaves.dense if found else ():
                 found.pop(id(leaf), None)
         if inputs is not None:
             found = {id(x): x for x in inputs if id(x) in found}
@@ -88,7 +88,7 @@ class Backwards:
     ) -> None:
         """Run a backward without the reducer if it may be late, else with it."""
         late, pending = self._may_be_late(self.replicas.of(leaves), leaves), self.pending
-        held = late or any(id(leaf) in pending.leaves for leaf in leaves.dense)
+        held = late or not pending.leaves.keys().isdisjoint(map(id, leaves.dense))
         try:
             if late:
                 plain(tops, **given)

@@ -75,7 +75,9 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
     found: list[Any] = []
     sparse: set[int] = set()
     seen: set[Any] = {None}
-    todo: list[Any] = [get_gradient_edge(root).node for root in roots if root.requires_grad]
+    todo: list[Any] = [
+        root.grad_fn or get_gradient_edge(root).node for root in roots if root.requires_grad
+    ]
     while todo:
         node = todo.pop()
         if node in seen:

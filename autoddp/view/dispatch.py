@@ -26,7 +26,6 @@ from autoddp.view.sharded_tensor import (
     DistributedTensor,
     Partial,
     ShardedTensor,
-    first_of,
     leaves_in,
 )
 from autoddp.view.state import View
@@ -77,12 +76,13 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> An
 
     Under a mode of the script (`FlopCounterMode`) it sees operators, and these see the whole batch.
     """
-    me = first_of(args, kwargs)
+    leaves = leaves_in(args, kwargs)
+    me = next(x for x in leaves if type(x) is ShardedTensor or type(x) is Partial)
     view: View = me.owner
     observed = dispatch_depth() and not view.tracing and func not in GRAPH
     whole = transform() or _rules_are_off(view, me) or in_function() or observed
     try:
-        out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key)
+        out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key, leaves)
     except WRONG as error:
         reword(error, func, args, kwargs)
         raise
@@ -110,7 +110,9 @@ def _rules_are_off(view: View, me: Any) -> bool:
     return bool(context.depth[Code.FUNCTION] or in_thread)
 
 
-def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any) -> Any:
+def _by_rule(
+    view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any, leaves: list[Any]
+) -> Any:
     """Compute by the rule of `func` and cache its decision; NotImplemented if there is no rule.
 
     Rules get `input=` as the first argument, and torch's names in place of numpy's.
@@ -118,16 +120,16 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
     rule = rule_for(func)
     if rule is None and (known := original_of(func)) is not None:
         return compute(known, args, kwargs)
-    leaves = leaves_in(args, kwargs)
+    kinds = {*map(type, leaves)}
     # `input` is torch's name of a first argument, except for `where`
     if not args and "input" in kwargs and "condition" not in kwargs:
         kwargs, key = {**kwargs}, None
         args = (kwargs.pop("input"),)
-    if rule is None or not args or any(_blocks_rule(x, rule.cached) for x in leaves):
+    if rule is None or not args or _blocked(leaves, kinds, rule.cached):
         return NotImplemented
     if kwargs and any(name in NUMPY for name in kwargs):
         kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
-    if any(type(x) is Partial for x in leaves) and any(type(x) is ShardedTensor for x in leaves):
+    if Partial in kinds and ShardedTensor in kinds:
         args, kwargs = tree_map(
             lambda x: x.full() if type(x) is Partial else x, (args, kwargs), is_leaf=is_shape
         )
@@ -143,18 +145,18 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
     return out if out is NotImplemented else _refresh_exported(func, args, out)
 
 
-def _blocks_rule(x: Any, cached: bool) -> bool:
-    """Return whether `x` rules out a rule: a tensor subclass with `__torch_function__` of its own.
+def _blocked(leaves: list[Any], kinds: set[type], cached: bool) -> bool:
+    """Return whether a tensor rules out a rule: a subclass with `__torch_function__` of its own.
 
     Cached rules are also ruled out if a rank has no rows: torch refuses many empty inputs.
     """
-    kind = type(x)
-    if kind is ShardedTensor:
-        return cached and not x.sizes.smallest
-    return (
+    if cached and any(type(x) is ShardedTensor and not x.sizes.smallest for x in leaves):
+        return True
+    return any(
         issubclass(kind, Tensor)
         and not issubclass(kind, DistributedTensor)
         and has_own_functions(kind)
+        for kind in kinds
     )
 
 

@@ -287,11 +287,5 @@ def full(x: Any) -> Any:
 def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments of a call, flattened as a pytree if any is a container."""
     given = [*args, *kwargs.values()]
-    flat = all(type(x) in PLAIN or issubclass(type(x), Tensor) for x in given)
+    flat = all(kind in PLAIN or issubclass(kind, Tensor) for kind in {*map(type, given)})
     return given if flat else tree_leaves(given)
-
-
-def first_of(args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the first sharded or partial tensor among the arguments."""
-    found = leaves_in(args, kwargs)
-    return next(x for x in found if type(x) is ShardedTensor or type(x) is Partial)

@@ -165,10 +165,9 @@ def _mean(
     if weight is None and not is_sharded(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
     real = local != ignore
-    if weight is None:
-        count = real.sum().to(total.dtype)
-    else:
-        count = weight[local.where(real, 0)].mul(real).sum().to(total.dtype)
-    both = view.group.all_reduce(torch.stack([total.detach(), count]))
-    mean, local = ((x / both[1]).to(dtype) for x in (both[0], total))
+    if weight is not None:
+        real = weight[local.where(real, 0)].mul(real)
+    both = torch.stack([total.detach(), real.sum(dtype=total.dtype)])
+    every, count = view.group.all_reduce(both).unbind()
+    mean, local = ((x / count).to(dtype) for x in (every, total))
     return with_node_name(SumOverRanks, node).apply(local, view.group, mean)
