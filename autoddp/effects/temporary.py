@@ -56,6 +56,6 @@ class Temporary(EffectFeature):
             if isinstance(path, (str, bytes)):
                 self.effects.overlay.private.add(path := paths.text(path))
                 if self.rank and HERE.private and call.named.get("dir") is None:
-                    with suppress(OSError):  # by this link the launcher removes the folder
+                    with suppress(OSError):  # by this link the launcher removes it
                         os.symlink(path, os.path.join(HERE.private, os.path.basename(path)))
         return file

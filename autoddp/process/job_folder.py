@@ -1,6 +1,6 @@
 """The private folder of one job on this node, which its ranks find at `HERE.private`.
 
-It holds the ranks' scratch, and links to short-lived folders that they make elsewhere.
+It holds the ranks' scratch, and links to temporary files and folders that they make elsewhere.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 
 from autoddp.comm.place import HERE
 
@@ -19,7 +20,7 @@ def make() -> None:
 
 
 def clear() -> None:
-    """Remove the folder and the folders linked in it, once all ranks of this node have ended.
+    """Remove the folder and what is linked in it, once all ranks of this node have ended.
 
     A checkpoint that a rank was about to write goes, too.
     """
@@ -27,6 +28,9 @@ def clear() -> None:
         return
     for entry in os.scandir(HERE.private):
         if entry.is_symlink():
-            shutil.rmtree(os.readlink(entry.path), ignore_errors=True)  # if it is still there
+            target = os.readlink(entry.path)
+            shutil.rmtree(target, ignore_errors=True)  # if it is still there, and a folder
+            with suppress(OSError):
+                os.unlink(target)
     shutil.rmtree(HERE.private)
     HERE.private = None

@@ -112,12 +112,13 @@ def test_temporary_names_are_rank_0s(on):
     assert not any(os.path.exists(path) for path in zero[:4])
 
 
-def test_a_temporary_folder_of_a_thread_stays_once(tmp_path, warm):
+@pytest.mark.parametrize("made", ["open(tempfile.mkdtemp() + '/x', 'w').close()", "mkstemp()"])
+def test_what_a_thread_makes_in_the_temporary_folder_stays_once(tmp_path, warm, made):
     """As in one process; no rank above 0 leaves one of its own, even if it is killed."""
     script = tmp_path / "s.py"
     script.write_text(
-        "import tempfile, threading\n"
-        "thread = threading.Thread(target=lambda: open(tempfile.mkdtemp() + '/x', 'w').close())\n"
+        "import tempfile, threading\nfrom tempfile import mkstemp\n"
+        f"thread = threading.Thread(target=lambda: {made})\n"
         "thread.start()\n"
         "thread.join()\n"
         "raise ValueError\n"
