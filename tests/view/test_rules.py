@@ -102,6 +102,8 @@ F.embedding(i, w, padding_idx=1); F.embedding(i, w, scale_grad_by_freq=True)
 F.scaled_dot_product_attention(query=x, key=y, value=x); F.conv2d(x[:, None], w[None, None, :3, :3])
 torch.einsum("bij,bkj->bik", x, y); F.batch_norm(x, None, None, training=True)
 torch.cdist(x, y); torch.cdist(x.flatten(1), y.flatten(1)); x.flatten(1) @ y.flatten(1).T
+torch.cdist(x, w); torch.cdist(x[:, 0], w, 1.0); torch.cdist(x, w[None]); torch.cdist(x[:, 0], x)
+torch.cdist(w, x); torch.cdist(x.flatten(0, 1), w); torch.cdist(x.repeat(1, 9, 1).flatten(0, 1), w)
 """
 LOSSES = """
 F.mse_loss(x, y); F.mse_loss(x, y, reduction="sum"); \

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from autoddp.view.local_call import LocalCall, LocalRows
+from autoddp.view.local_call import Const, LocalCall, LocalRows
 from autoddp.view.rules.operands import MISALIGNED, aligned, any_sharded
+from autoddp.view.rules.rows import last_dims, rowwise
 from autoddp.view.sharded_tensor import is_sharded
 from autoddp.view.table import rule
 
@@ -55,6 +56,26 @@ def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     misaligned = any(x is MISALIGNED for x in local)
     return NotImplemented if misaligned else LocalCall(local, kwargs, lead.placement)
+
+
+@rule("cdist")
+def distances(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute distances of rows, or of batches of them, from replicated points, or of batches.
+
+    torch computes them by a product where either are more than 25, in the whole batch.
+    """
+    rows, points = args
+    if not is_sharded(rows) or is_sharded(points):
+        return rowwise(last_dims(2), False, func, args, kwargs)
+    dim, behind = rows.shard_dim, rows.dim() - rows.shard_dim
+    operand = points if behind == 2 else aligned(points, rows.sizes, dim, rows.dim())
+    if behind == 1 or points.dim() > rows.dim() or operand is MISALIGNED:
+        return NotImplemented
+    if kwargs["compute_mode"].endswith("_if_necessary"):
+        by_product = max(rows.shape[-2], points.shape[-2]) > 25
+        mode = f"{'use' if by_product else 'donot_use'}_mm_for_euclid_dist"
+        kwargs = {**kwargs, "compute_mode": Const(mode)}
+    return LocalCall((rows, operand), kwargs, rows.placement)
 
 
 @rule("einsum")

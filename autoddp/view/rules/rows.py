@@ -102,7 +102,7 @@ KEEP_DIMS |= {"bucketize": no_dims, "pixel_shuffle": last_dims(3), "pixel_unshuf
 KEEP_DIMS |= dict.fromkeys(
     (
         *("tril", "triu", "det", "logdet", "slogdet", "inv", "inverse", "cholesky", "eigh"),
-        *("eigvalsh", "svd", "svdvals", "qr", "pinv", "matrix_exp", "solve", "cdist"),
+        *("eigvalsh", "svd", "svdvals", "qr", "pinv", "matrix_exp", "solve"),
     ),
     last_dims(2),
 )
