@@ -152,12 +152,8 @@ def _blocked(leaves: list[Any], kinds: set[type], cached: bool) -> bool:
     """
     if cached and any(type(x) is ShardedTensor and not x.sizes.smallest for x in leaves):
         return True
-    return any(
-        issubclass(kind, Tensor)
-        and not issubclass(kind, DistributedTensor)
-        and has_own_functions(kind)
-        for kind in kinds
-    )
+    others = (k for k in kinds if issubclass(k, Tensor) and not issubclass(k, DistributedTensor))
+    return any(map(has_own_functions, others))
 
 
 def fall_back(

@@ -17,7 +17,7 @@ from torch import Tensor
 from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode, parts_of
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import agreed_order, empty_in_order
+from autoddp.view.redistribute import agreed_order
 from autoddp.view.shard_sizes import ShardSizes
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Draws(DispatchMode):
     def _empty_whole(self, x: Tensor, dim: int) -> Tensor:
         """Return an uninitialised tensor like `x` for the whole batch."""
         shape = (*x.shape[:dim], self.sizes.total, *x.shape[dim + 1 :])
-        return empty_in_order(shape, agreed_order(x, self.sizes), x)
+        order = agreed_order(x, self.sizes)
+        return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
     def _draws_own_rows(self, x: Tensor) -> bool:
         view = self.view

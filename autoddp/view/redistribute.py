@@ -18,19 +18,11 @@ from torch.autograd.function import Function
 from autoddp.view.shard_sizes import ShardSizes
 
 
-def empty_in_order(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
-    """Return an uninitialised tensor with its dimensions in this order in memory.
-
-    Then `view` works on it, and generators fill it, as in one process.
-    """
-    return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
-
-
 def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
     """Return the dimensions of the whole tensor in memory order, the outermost first.
 
-    The order of a local dimension of size 1 is ambiguous: where only some ranks have one row, rank
-    0, which has the most, decides.
+    In this order `view` works on it, and generators fill it, as in one process. That of a dimension
+    of size 1 is ambiguous: where only some ranks have one row, rank 0 decides, which has the most.
     """
     strides, shape = local.stride(), local.shape
     order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] < 2, k))
@@ -56,7 +48,8 @@ def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     whole = (gathered.flatten(0, 1) if sizes.even else torch.cat(parts)).movedim(0, dim)
     if order == [dim, *(k for k in range(local.dim()) if k != dim)]:
         return whole.data  # a view created here would not allow in-place writes
-    return empty_in_order(tuple(whole.shape), order, local).copy_(whole)
+    out = torch.empty_permuted(whole.shape, order, dtype=local.dtype, device=local.device)
+    return out.copy_(whole)
 
 
 class Boundary(Function):
