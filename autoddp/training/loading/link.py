@@ -30,21 +30,12 @@ class NodeLink:
     def __init__(self, sockets: dict[int, socket.socket], rank: int, first: int) -> None:
         self.sockets, self.first, self.is_first = sockets, first, rank == first
         self._ends: weakref.WeakSet[Any] = weakref.WeakSet()  # of passes
-        this = weakref.ref(self)  # at-fork callbacks are never freed
-
-        def close_in_child() -> None:
-            link = this()
-            if link is not None:  # else workers keep them open
-                link.close()
-                for end in list(link._ends):
-                    end.close()
-
-        os.register_at_fork(after_in_child=close_in_child)
+        os.register_at_fork(after_in_child=self.close)  # else workers keep them open
 
     def close(self) -> None:
-        """Close these connections; each pass closes its own."""
-        for connection in self.sockets.values():
-            connection.close()
+        """Close all connections, those of passes among them; a second call does nothing."""
+        for end in (*self.sockets.values(), *self._ends):
+            end.close()
 
     def begin(self) -> dict[int, Any]:
         """Connect the same ranks for a pass that all of them begin.

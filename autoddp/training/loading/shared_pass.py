@@ -105,10 +105,11 @@ class SharedPass:
                 raise
 
     def _send_batch(self, batch: Any, moved: Generators | None, from_worker: bool) -> Any:
+        """Send a batch, or each rank its rows, and return what the others have."""
         size = self.run.group.size
         total = rows_of(tree_leaves(batch)) if self.batched else 0
         if total < size:
-            self._send(BATCH, dict.fromkeys(self.ends, (batch, moved)), from_worker)
+            self._send(BATCH, (batch, moved), list(self.ends), from_worker)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
 
@@ -117,22 +118,19 @@ class SharedPass:
             local = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
             return LocalBatch(local, per_rank)
 
-        self._send(BATCH, {rank: (rows(rank), moved) for rank in self.ends}, from_worker)
+        for rank in list(self.ends):
+            self._send(BATCH, (rows(rank), moved), [rank], from_worker)
         return replace(rows(self.run.world.rank), whole=batch)
 
     def _send_error(self, error: BaseException, moved: Generators | None) -> None:
-        self._send(RAISED, dict.fromkeys(self.ends, (Outcome(error=error).to_bytes(), moved)))
+        self._send(RAISED, (Outcome(error=error).to_bytes(), moved), list(self.ends))
 
-    def _send(self, kind: str, payloads: dict[int, Any], from_worker: bool = False) -> None:
-        distinct = {id(payload): payload for payload in payloads.values()}
-        messages = {
-            key: packed((kind, self.requested, payload), from_worker)
-            for key, payload in distinct.items()
-        }
+    def _send(self, kind: str, payload: Any, ranks: list[int], from_worker: bool = False) -> None:
+        message = packed((kind, self.requested, payload), from_worker)
         with self.at(WAITING, "until the other ranks of the node have received theirs"):
-            for rank, payload in payloads.items():
+            for rank in ranks:
                 try:
-                    for part in messages[id(payload)]:
+                    for part in message:
                         self.ends[rank].sendall(part, MSG_NOSIGNAL)
                 except OSError:  # it has left the pass, or has ended
                     self.ends.pop(rank).close()
