@@ -216,57 +216,6 @@ def arm(replica: DistributedDataParallel) -> None:
     replica.reducer.prepare_for_backward([])
 
 
-def traced_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled by Dynamo with `backend`; more than one graph is an error."""
-    import torch._dynamo
-
-    return torch._dynamo.optimize(backend, nopython=True, dynamic=False)(function)
-
-
-def inductor_settings(mode: str | None) -> dict[str, Any]:
-    """Return inductor's options for a mode of `torch.compile`."""
-    if mode in (None, "default"):
-        return {}
-    from torch._inductor import list_mode_options
-
-    return list_mode_options(mode)
-
-
-def compiled_by_inductor(
-    module: Any,
-    example: list[Any],
-    settings: dict[str, Any],
-    around: Callable[[], AbstractContextManager[None]],
-    rewrite: Callable[[torch.fx.Graph, Any], None],
-) -> Any:
-    """Compile a module for such inputs with inductor.
-
-    The backward pass is compiled when it first runs. All compilation runs inside `around()`;
-    `rewrite` is given each graph, and the operator by which inductor draws.
-    """
-    from torch._inductor import compile_fx, inductor_prims
-
-    def inner(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with around():
-            rewrite(graph.graph, inductor_prims.random)
-            return compile_fx.compile_fx_inner(graph, *args, **kwargs)
-
-    return compile_fx.compile_fx(module, example, inner_compile=inner, config_patches=settings)
-
-
-def lower_as_draw(operator: Any) -> None:
-    """Let inductor compile `operator(size, seed, mode, offset)` as its own draws.
-
-    Its own operator lacks the `offset` that is added to the index by which an element is drawn.
-    """
-    from torch._inductor import lowering
-
-    def lower(size: Any, seed: Any, mode: str, offset: int) -> Any:
-        return lowering.inductor_random(size, seed, mode, offset=offset)
-
-    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
-
-
 def compiles() -> bool:
     """Return whether this process has used torch.compile."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")

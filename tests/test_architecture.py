@@ -29,7 +29,7 @@ LAYERS = [
     {"view"},
     {"comm"},
     {"options", "report", "patching"},
-    {"errors", "torch_internals"},
+    {"errors", "inductor", "torch_internals"},
 ]
 
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from autoddp import inductor
 from autoddp.comm.context import Code
 from autoddp.errors import AutoDDPError
 from autoddp.report import users_line
-from autoddp.torch_internals import inductor_settings, traced_whole, transform
+from autoddp.torch_internals import transform
 from autoddp.training.loading.generators import Generators
 from autoddp.training.local_graph import LocalGraph, Operators, local
 from autoddp.view import ShardedTensor, full
@@ -54,7 +55,7 @@ class CompiledCall:
         self.settings = CUDA_GRAPHS
         if not self.why:
             options = given.get("options") or {}
-            self.settings = inductor_settings(given.get("mode")) | options | CUDA_GRAPHS
+            self.settings = inductor.settings_of(given.get("mode")) | options | CUDA_GRAPHS
         self.inputs: dict[int, ShardedTensor] = {}  # by the ids of Dynamo's inputs
         self.began = False  # whether a graph of this call has started
         self._run: Graph | None = None
@@ -103,7 +104,11 @@ class CompiledCall:
             own = FunctionType(
                 call.__code__.replace(), globals(), call.__name__, None, call.__closure__
             )
-            self._run = traced_whole(own, self._backend)
+            from torch import _dynamo
+
+            # more than one graph is an error
+            dynamo = _dynamo.optimize(self._backend, nopython=True, dynamic=False)
+            self._run = dynamo(own)
         return self._run
 
     def _placeholder(self, x: Any) -> Any:

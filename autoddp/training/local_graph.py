@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.fx import Node
 
-from autoddp.torch_internals import compiled_by_inductor, in_backward, lower_as_draw
+from autoddp import inductor
+from autoddp.torch_internals import in_backward
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.redistribute import with_mean_gradient
@@ -45,45 +44,7 @@ class Operators:
             fake = partial(torch.library.register_fake, lib=library)
             fake("autoddp::all_reduce", lambda x, after: _dense(x))
             fake("autoddp::all_gather", lambda x, after: x.new_empty((group.size, *x.shape)))
-            library.define("draw(SymInt[] size, Tensor seed, str mode, int offset) -> Tensor")
-            fake("autoddp::draw", lambda size, seed, mode, offset: seed.new_empty(size).float())
-            lower_as_draw(torch.ops.autoddp.draw.default)
         return torch.ops.autoddp
-
-    def draw_rows(self, graph: torch.fx.Graph, operator: Any) -> None:
-        """Draw only the rows that a graph keeps of a draw for the whole batch.
-
-        Inductor draws an element by its index in the whole, so that no rank needs other rows.
-        """
-        for draw in graph.find_nodes(op="call_function", target=operator):
-            chain = [draw]
-            while len(chain[-1].users) == 1:
-                (user,) = chain[-1].users
-                if user.target is torch.ops.aten.slice.Tensor:
-                    self._draw_slice(graph, chain, user)
-                    break
-                tags = getattr(user.target, "tags", ())
-                if torch.Tag.pointwise not in tags or len(user.all_input_nodes) > 1:
-                    break
-                chain.append(user)
-
-    def _draw_slice(self, graph: torch.fx.Graph, chain: list[Node], cut: Node) -> None:
-        """Replace a draw by the rows of it that the slice at the end of a chain keeps."""
-        draw, kept, whole = chain[0], cut.meta["val"].shape, chain[0].meta["val"].shape
-        dim, first, *rest = (*cut.args[1:], 0, 0)[: max(2, len(cut.args) - 1)]
-        if dim or rest[1:] or not all(type(n) is int for n in whole):
-            return  # other dimensions, steps, symbolic sizes
-        start = slice(first, None).indices(whole[0])[0]
-        args = list(kept), *draw.args[1:3], start * prod(whole[1:])
-        with graph.inserting_before(draw):
-            rows = graph.call_function(self.namespace().draw.default, args)
-        rows.meta = dict(draw.meta)
-        draw.replace_all_uses_with(rows)
-        for node in (rows, *chain[1:]):
-            node.meta["val"] = node.meta["val"][: kept[0]]
-        cut.replace_all_uses_with((rows, *chain[1:])[-1])
-        graph.erase_node(cut)
-        graph.erase_node(draw)
 
 
 class LocalGraph(nn.Module):
@@ -91,7 +52,7 @@ class LocalGraph(nn.Module):
 
     def __init__(self, view: View, operators: Operators, graph: nn.Module, given: Any) -> None:
         super().__init__()
-        self.view, self.whole, self.operators = view, graph.forward, operators
+        self.view, self.whole = view, graph.forward
         self.specs = [x.spec if type(x) is ShardedTensor else None for x in given]
         self.rebuild: list[Callable[[Iterator[Any]], Any]] = []  # makes results from local ones
         self.group = TracedGroup(view.group, operators.namespace())
@@ -100,13 +61,7 @@ class LocalGraph(nn.Module):
     def compile(self, example: list[Any], settings: dict[str, Any]) -> None:
         """Compile this module by inductor."""
         with self._traced():
-            self.compiled = compiled_by_inductor(
-                self,
-                example,
-                settings,
-                self.view.context.internal,
-                self.operators.draw_rows,
-            )
+            self.compiled = inductor.compiled(self, example, settings, self.view.context.internal)
 
     def forward(self, *given: Any) -> tuple[Any, ...]:
         """Run the graph by the rules on local tensors; the compiler traces this call."""
