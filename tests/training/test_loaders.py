@@ -1,6 +1,7 @@
 import collections
 import os
 import random
+import threading
 import time
 
 import numpy as np
@@ -152,6 +153,27 @@ def a_batch_changed_in_place_leaves_the_data_alone():
 @script
 def an_empty_loader():
     return order(DataLoader(rows(3), 4, drop_last=True)), draws()
+
+
+def in_a_thread(loader):
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(order(loader)))
+    thread.start()
+    thread.join()
+    return found
+
+
+@script
+def persistent_workers_of_a_thread_and_of_the_script():
+    listed = Listed(sample=lambda n: f"name {n} {torch.rand(())}")  # loaded by one rank
+    found = []
+    for data in rows(10), listed:
+        for first in in_a_thread, order:
+            loader = DataLoader(data, 4, True, num_workers=1, persistent_workers=True)
+            found += [len(first(loader)), in_a_thread(loader) if data is not listed else 0]
+            found += [order(loader) if data is not listed else len(order(loader)), draws()]
+            found += [len(in_a_thread(loader))]
+    return found
 
 
 @script

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from autoddp.training.loading.plan import (
     unlike_rows,
 )
 from autoddp.training.loading.rows import RowBatches
-from autoddp.training.loading.sampling import Fetching, RowSampler, changed
+from autoddp.training.loading.sampling import Fetching, changed, seeds_of
 from autoddp.training.loading.shared import SharedBatches
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Loaders(Feature):
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
         self.plans: weakref.WeakKeyDictionary[Any, dict[str, Plan]] = weakref.WeakKeyDictionary()
+        self.ways = weakref.WeakKeyDictionary[Any, str]()  # of persistent workers
         self._confirmed: list[Plan] = []  # in the same order on all ranks
         self._link: NodeLink | None = None  # once a loader is shared
 
@@ -72,7 +73,8 @@ class Loaders(Feature):
         where = f"DataLoader at {users_line()}"
         if self.view.context.in_thread():
             self.run.report.add("loaders", where, Plan(where, EACH, THREAD).describe())
-            return call.wrapped()
+            with self._fitting(loader, EACH):
+                return call.wrapped()
         plan = self._planned(loader, where)
         if plan.way != ROWS or plan.confirmed:  # else reported with the first batch
             self.report_plan(plan)
@@ -83,16 +85,28 @@ class Loaders(Feature):
     def source(self, loader: Any, plan: Plan, make: Callable[[], Any]) -> Any:
         """Begin a pass and return the source of its batches."""
         where = plan.where
-        if plan.way == ROWS:
-            return RowBatches(self, loader, plan, make)
-        sampler = getattr(loader._iterator, "_index_sampler", None)  # of persistent workers
-        if isinstance(sampler, RowSampler) and sampler.whole <= 1:
-            loader._iterator._shutdown_workers()
-            loader._iterator = None
-        with changed(loader, in_order=True):  # any order is allowed, and ranks need the same
+        # any order of batches is allowed, and ranks need the same
+        with self._fitting(loader, plan.way), changed(loader, in_order=True):
+            if plan.way == ROWS:
+                return RowBatches(self, loader, plan, make)
             if plan.way == SHARED:
                 return SharedBatches(self, loader, plan, make)
             return WholeBatches(self, loader, where, make())
+
+    @contextmanager
+    def _fitting(self, loader: Any, way: str) -> Iterator[None]:
+        """Begin a pass inside; persistent workers that load in another way start anew.
+
+        The script's generator does not advance by the seeds of new ones.
+        """
+        inner, changes = loader._iterator, {}
+        if inner is not None and self.ways.get(inner) != way:
+            getattr(inner, "_shutdown_workers", int)()  # where another rank loads there are none
+            loader._iterator, changes = None, {"generator": seeds_of(loader)}
+        with changed(loader, **changes):
+            yield
+        if loader._iterator is not None:
+            self.ways[loader._iterator] = way
 
     def link(self) -> NodeLink:
         """Return the connections of the node; its ranks connect at the first call, together."""
