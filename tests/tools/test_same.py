@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from autoddp.tools.verify.outputs import compare_file
 from tests.support.same import same_files, same_run, same_text, same_value
 from tests.support.warm import Run
 
@@ -174,3 +175,13 @@ def test_runs_that_differ(change, says, tmp_path):
     assert same_run(want, Run(**plain | {"err": "[autoddp] 2 ranks\n"}), 0) == 0
     with pytest.raises(AssertionError, match=says):
         same_run(want, Run(**plain | change), 1e-9)
+
+
+def test_verify_takes_a_weight_without_a_gradient_for_rounding(tmp_path):
+    """A bias in front of BatchNorm is what Adam makes of rounding errors."""
+    paths = tmp_path / "one.pt", tmp_path / "ranks.pt"
+    for path, noise in zip(paths, (3e-11, -1e-11), strict=True):
+        torch.save({"weight": torch.full((20, 20), 2.0), "bias": torch.full((3,), noise)}, path)
+    (found,) = compare_file("one.pt", paths, 0, False, [])
+    assert found.place == "one.pt['bias'], element 0"
+    assert 0 < found.size < 1e-8

@@ -10,6 +10,7 @@ STEPS, PRINT, FILE, ENDING = "steps", "print", "file", "exit code"
 
 OTHER = 1e99  # the size of a difference that is not between numbers
 SMALL = 1e-3  # sizes are relative to at least this value
+LEAST_PART = 1e-3  # tensors below this part of the norm of all may consist of rounding errors
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def compare_file(
     `known` are the files of two runs of one process; values that differ between them are skipped.
     """
     from autoddp.tools.verify.load import load
-    from autoddp.tools.verify.same import unlike
+    from autoddp.tools.verify.same import rounding_size, unlike
 
     known = known if len(known) == 2 else []
     if filecmp.cmp(*pair, shallow=False) or pair[0].suffix.lower() in PICTURES:
@@ -144,4 +144,5 @@ def compare_file(
         yield from compare_lines(FILE, name, texts, rtol, last_digit, lines)
         return
     skip = {each.place for each in unlike(models[0], models[1], name)} if models else set[Any]()
-    yield from (each for each in unlike(want, got, name) if each.place not in skip)
+    found = unlike(want, got, name, least=rounding_size(want))
+    yield from (each for each in found if each.place not in skip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import zip_longest
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
-from autoddp.tools.verify.findings import FILE, OTHER, SMALL, Difference
+from autoddp.tools.verify.findings import FILE, LEAST_PART, OTHER, SMALL, Difference
 
+FLOATS = (torch.float32, torch.float64)
 # Types that are compared by `==`. All others are compared by their content, as their `==` may
 # compare identities or bits.
 LEAVES = (int, str, bytes, type, set, frozenset)
@@ -19,17 +22,27 @@ Parts = list[tuple[str, Any]]
 Found = Iterator[Difference]
 
 
-def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) -> Found:
+def rounding_size(value: Any) -> float:
+    """Return the size below which numbers in a value may consist of rounding errors."""
+    found = (x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.dtype in FLOATS)
+    norms = [float(x.double().norm()) for x in found if x.layout == torch.strided]
+    return max(SMALL, LEAST_PART * math.hypot(*filter(math.isfinite, norms)))
+
+
+def unlike(
+    want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None, least: float = SMALL
+) -> Found:
     """Yield the differences of two values: types, order, keys, dtypes, and nested values.
 
-    Objects may refer to each other: `seen` has the pairs that were compared already.
+    Sizes are relative to at least `least`. Objects may refer to each other: `seen` has the pairs
+    that were compared already.
     """
     if type(got) is not type(want):
         yield _other(where, type(want), type(got))
     elif isinstance(want, torch.Tensor):
-        yield from _tensors(want, got, where)
+        yield from _tensors(want, got, where, least)
     elif isinstance(want, np.ndarray | np.generic | float):
-        yield from _arrays(np.asarray(want), np.asarray(got), where)
+        yield from _arrays(np.asarray(want), np.asarray(got), where, least)
     elif isinstance(want, LEAVES) or (parts := _content(want)) is None:
         if got != want:
             yield _other(where, repr(want), repr(got))
@@ -37,14 +50,14 @@ def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) 
         seen, pair = {} if seen is None else seen, (id(want), id(got))
         if pair not in seen:
             seen[pair] = want, got  # keeps both alive, and so their ids unique
-            yield from _parts(parts, _content(got) or [], where, seen)
+            yield from _parts(parts, _content(got) or [], where, seen, least)
 
 
 def _other(where: str, want: object, got: object) -> Difference:
     return Difference(FILE, where, str(want), str(got), OTHER)
 
 
-def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
+def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any], least: float) -> Found:
     """Yield the differences of the parts of two values."""
     nothing = ("nothing", None)
     pairs = list(zip_longest(want, got, fillvalue=nothing))
@@ -53,7 +66,7 @@ def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
         yield _other(where, *wrong)
         return
     for (name, a), (_, b) in pairs:
-        yield from unlike(a, b, where + name, seen)
+        yield from unlike(a, b, where + name, seen, least)
 
 
 def _content(value: Any) -> Parts | None:
@@ -80,7 +93,7 @@ def _pickled(value: Any) -> Parts | None:
     ]
 
 
-def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
+def _tensors(want: torch.Tensor, got: torch.Tensor, where: str, least: float) -> Found:
     """Yield the differences of two tensors in attributes and values."""
     # other tensors have no strides
     plain = want.layout == torch.strided and not want.is_nested and not want.is_meta
@@ -92,9 +105,9 @@ def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
     if a != b:
         yield _other(where, a, b)
     elif plain:
-        yield from _arrays(_array(want), _array(got), where)
+        yield from _arrays(_array(want), _array(got), where, least)
     else:
-        yield from _parts(_pickled(want) or [], _pickled(got) or [], where, {})
+        yield from _parts(_pickled(want) or [], _pickled(got) or [], where, {}, least)
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
@@ -106,7 +119,7 @@ def _array(x: torch.Tensor) -> np.ndarray:
     return x.view(torch.uint8).numpy()
 
 
-def _arrays(want: np.ndarray, got: np.ndarray, where: str) -> Found:
+def _arrays(want: np.ndarray, got: np.ndarray, where: str, least: float) -> Found:
     """Yield the largest difference of two arrays; whole numbers must be equal."""
     kinds = (want.dtype, want.shape), (got.dtype, got.shape)
     if kinds[0] != kinds[1]:
@@ -118,7 +131,7 @@ def _arrays(want: np.ndarray, got: np.ndarray, where: str) -> Found:
         yield _other(where, "finite numbers at other elements", "finite numbers at these")
     else:
         a, b = np.nan_to_num(want).ravel(), np.nan_to_num(got).ravel()
-        off = abs(a.astype(complex) - b) / np.maximum(np.maximum(abs(a), abs(b)), SMALL)
+        off = abs(a.astype(complex) - b) / np.maximum(np.maximum(abs(a), abs(b)), least)
         if off.any():
             at = int(off.argmax())
             place = f"{where}, element {at}" if want.shape else where

@@ -14,7 +14,7 @@ from autoddp.tools.record.recording import (
     Entry,
     Recording,
 )
-from autoddp.tools.verify.findings import OTHER, STEPS, Count, Difference, Findings
+from autoddp.tools.verify.findings import LEAST_PART, OTHER, STEPS, Count, Difference, Findings
 
 # The relative tolerances at the first step, and at any step. Sums in another order differ by less,
 # and training amplifies this with each step. A value that was rounded to float32 differs by more
@@ -24,7 +24,6 @@ HALF = (5e-2, 5e-2)  # bfloat16 and float16 keep 8 and 11 bits
 DOUBLES = 20  # steps in which the tolerance doubles
 PARTS = (", norm", ", sum", ", signed sum")  # of a fingerprint
 NAMED = 3  # the most differences of an aspect that are listed for a step
-LEAST_PART = 1e-3  # tensors below this part of the norm of all may consist of rounding errors
 
 
 def allowed(dtypes: list[str], step: int) -> float:
