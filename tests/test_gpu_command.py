@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from functools import partial
+from threading import Lock
+
 import pytest
 
 from tests.accelerator import jobs
-from tests.gpu import checks
+from tests.gpu import checks, machine, speed
 from tests.gpu.__main__ import main
+from tests.support.warm import PLAIN_ENV
 
 pytestmark = pytest.mark.slow
+ONE = Lock()
+
+
+def forked(parent, told, trial, seconds, place="."):
+    """As `machine.run`, by a fork of a process with torch, but for torchrun and for modules."""
+    if told[1] == "-m" and told[2] != "autoddp":
+        return machine.run(told, trial, seconds, place)
+    words = ["autoddp", *told[3:]] if told[1] == "-m" else ["python", *told[1:]]
+    folder, env = trial.folder / place, machine.environ(trial.tiny) | PLAIN_ENV
+    with ONE:
+        done = parent.run(*words, folder=folder, timeout=4 * seconds, env=env)
+    return machine.Done(done.code, done.out, done.err, 0.0, folder)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["", "simulated"])
-def test_every_part_passes_or_is_not_here(kind, tmp_path, monkeypatch):
+def test_every_part_passes_or_is_not_here(kind, warm, tmp_path, monkeypatch):
     if kind and (reason := jobs.lacking()):
         pytest.skip(reason)
     environ = jobs.environ({"SIMULATED_DEVICES": "2"}) if kind else {}
-    # tests/accelerator/test_jobs.py has the others, in forks
-    few = ["equal batchnorm", "equal prefetcher", "in_flight"]
-    few += [] if kind else ["decorated"]
+    # tests/accelerator/test_jobs.py has the others, and tests/test_faults.py the ends on CPUs
+    few = ["equal batchnorm", "in_flight"] if kind else ["equal prefetcher", "decorated"]
     monkeypatch.setattr(checks, "CHECKS", [c for c in checks.CHECKS if c.name in few])
+    monkeypatch.setattr(checks, "ENDS", checks.ENDS if kind else {})
+    for module in (checks, speed):
+        monkeypatch.setattr(module, "run", partial(forked, jobs.parent() if kind else warm))
     out = tmp_path / "gpu.md"
     with monkeypatch.context() as patch:  # undone before the environment is compared
         for name, value in environ.items():

@@ -11,7 +11,7 @@ NEEDS = {
     "convnext": "torchvision",
     "mobilenet_v3": "torchvision",
     "swin": "torchvision",
-    "fcn": "torchvision",
+    "lraspp": "torchvision",
     "timm vit_tiny": "timm",
     "hf bert": "transformers",
     "hf llama": "transformers",

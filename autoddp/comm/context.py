@@ -68,6 +68,7 @@ class Context:
 
     def __init__(self) -> None:
         self.process, self.thread = getpid(), get_ident()
+        self.first_thread = self.thread  # also in a fork by another thread, whose `thread` that is
         self.depth = [0] * len(Code)
         self.ending = self.over = self.collecting = False
         self._child = 0  # this process, if it was forked from the rank

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 from concurrent.futures import wait
+from threading import get_ident
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
@@ -57,7 +58,7 @@ class Children(EffectFeature):
 
         The kernel watches the forking thread, so only forks of the script's thread do this.
         """
-        if call.instance.daemon and self.context.on_script_thread():
+        if call.instance.daemon and get_ident() == self.context.first_thread:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         return call.plain()
 

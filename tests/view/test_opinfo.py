@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import warnings
 from collections import Counter
@@ -37,6 +38,7 @@ EXEMPT = dict.fromkeys(UNWRITTEN, "returns memory that nobody has written") | {
     "as_strided_": "refused: rows cannot be given other memory",
     "cov": "its gradient by the weights cancels to noise",
 }
+DATABASE = "torch.testing._internal.common_methods_invocations"  # takes seconds to import
 FLOOR = 0.36  # of the calls in float64 that stay by rows
 
 
@@ -159,6 +161,7 @@ def survey(group: Any, passes: list[Pass]) -> list[Found]:
 
 
 def agreed(nproc: int, passes: list[Pass]) -> list[Found]:
+    importlib.import_module(DATABASE)  # once, not by each rank
     found = run_ranks(survey, nproc, passes, timeout=240)
     differ = [line for rank in found for one in rank for line in one.differ]
     assert not differ, "\n".join(dict.fromkeys(differ))
@@ -213,6 +216,7 @@ BREAKS = {
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_wrong_rule_is_detected(name, monkeypatch):
     """A rule that uses local rows where the whole is needed gives a difference."""
+    importlib.import_module(DATABASE)
     function, wrong = BREAKS[name]
     monkeypatch.setitem(table._RULES, function, table.FunctionRule(wrong, cached=False))
     found = run_ranks(_only, 2, name)

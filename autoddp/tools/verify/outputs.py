@@ -13,7 +13,7 @@ from typing import Any
 
 from autoddp.report import PREFIX
 from autoddp.tools.record.recording import Recording
-from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
+from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, SMALL, Difference, Findings
 from autoddp.tools.verify.text import compare_lines, shown
 
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}  # rounding may move a point in them
@@ -124,6 +124,7 @@ def compare_file(
 ) -> Iterator[Difference]:
     """Yield the differences of two files: of their numbers, or of their bytes.
 
+    With `last_digit`, as `verify` asks, numbers that may consist of rounding errors count less.
     `known` are the files of two runs of one process; values that differ between them are skipped.
     """
     from autoddp.tools.verify.load import load
@@ -144,5 +145,5 @@ def compare_file(
         yield from compare_lines(FILE, name, texts, rtol, last_digit, lines)
         return
     skip = {each.place for each in unlike(models[0], models[1], name)} if models else set[Any]()
-    found = unlike(want, got, name, least=rounding_size(want))
+    found = unlike(want, got, name, least=rounding_size(want) if last_digit else SMALL)
     yield from (each for each in found if each.place not in skip)

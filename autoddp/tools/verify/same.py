@@ -25,7 +25,7 @@ Found = Iterator[Difference]
 def rounding_size(value: Any) -> float:
     """Return the size below which numbers in a value may consist of rounding errors."""
     found = (x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.dtype in FLOATS)
-    norms = [float(x.double().norm()) for x in found if x.layout == torch.strided]
+    norms = [float(x.detach().double().norm()) for x in found if x.layout == torch.strided]
     return max(SMALL, LEAST_PART * math.hypot(*filter(math.isfinite, norms)))
 
 
