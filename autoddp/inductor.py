@@ -63,8 +63,8 @@ def _draw_slice(graph: Graph, chain: list[Node], cut: Node) -> None:
     """Replace a draw by the rows of it that the slice at the end of a chain keeps."""
     draw, kept, whole = chain[0], cut.meta["val"].shape, chain[0].meta["val"].shape
     dim, first, *rest = (*cut.args[1:], 0, 0)[: max(2, len(cut.args) - 1)]
-    if dim or rest[1:] or not all(type(n) is int for n in whole):
-        return  # other dimensions, steps, symbolic sizes
+    if dim or rest[1:] or kept == whole or not all(type(n) is int for n in whole):
+        return  # other dimensions, steps, all rows, symbolic sizes
     start = slice(first, None).indices(whole[0])[0]
     args = list(kept), *draw.args[1:3], start * prod(whole[1:])
     with graph.inserting_before(draw):
