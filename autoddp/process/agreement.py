@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -20,7 +21,7 @@ from autoddp import __version__
 from autoddp.comm.line import Lines
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.world import World
-from autoddp.errors import BadInput
+from autoddp.errors import BadInput, RankEnded
 from autoddp.options import Options
 from autoddp.options.row import flag
 from autoddp.process import source
@@ -43,7 +44,11 @@ def agree(lines: Lines, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """
     if 0 in lines:
         lines.send(json.dumps(mine).encode())
-        return Outcome.from_bytes(lines[0].read()).unwrap()
+        outcome = Outcome.from_bytes(lines[0].read())
+        if outcome.error is not None:
+            with suppress(RankEnded):  # after rank 0, so that the launcher sees it fail first
+                lines[0].read()
+        return outcome.unwrap()
     sent = [mine, *(json.loads(lines[rank].read()) for rank in sorted(lines))]
     outcome = Outcome.of(lambda: decide(sent))
     lines.send(outcome.to_bytes())
