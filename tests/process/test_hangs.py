@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import pytest
@@ -124,7 +125,8 @@ def test_a_rank_that_sleeps_is_named_with_its_stack(job):
     first, zero, one = ours(done)[-3:]
     assert "the job hangs: for 2 s no rank has got anywhere (missing: rank 1)" in first
     assert "rank 0 (" in zero
-    assert f"has waited for 2 s in «all-reduce of float64[1] at {waits}»" in zero
+    # at least 2 s: a busy machine reports later
+    assert re.search(r"has waited for \d+ s in «all-reduce of float64\[1\] at " + waits, zero)
     assert f"is at {sleeps}, idle for" in one
     assert f"{sleeps}, in <module>" in done.err
 
