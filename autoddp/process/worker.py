@@ -160,7 +160,9 @@ def end(group: Group, code: int) -> None:
         failed = bool(world.rank and code) and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
-            store.wait([f"ended/{rank}" for rank in range(world.world_size)], LAST)
+            # after a failure some may have been killed
+            limit = timedelta(seconds=2 * GRACE) if code else LAST
+            store.wait([f"ended/{rank}" for rank in range(world.world_size)], limit)
         elif failed and world.rank == world.local_rank:
             time.sleep(GRACE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:
