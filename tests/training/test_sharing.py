@@ -223,7 +223,11 @@ def test_a_message_holds_what_was_packed():
 
 def test_a_message_of_a_view_is_without_the_rest_of_its_memory():
     data = torch.rand(1000, 1000)
-    assert len(b"".join(packed([data[1], data[:, 2:4]], False))) < 100_000
+    views = [data[1:3], data[:, 2:4], data[2, 3], data.bfloat16()[4:5], data.cfloat()[5:6].conj()]
+    assert len(b"".join(packed(views, False))) < 100_000
+    for a, b in zip(views, sent(views), strict=True):
+        assert torch.equal(a, b)
+        assert a.dtype is b.dtype
 
 
 def test_a_batch_that_was_packed_is_gone_with_the_last_who_has_it():

@@ -55,8 +55,7 @@ class _Packer(pickle.Pickler):
                 raise NotTransferable("its batches hold tensors that need a gradient")
             strided = type(x) is Tensor and x.layout is torch.strided
             if strided and 0 < x.nbytes < x.untyped_storage().nbytes():
-                # a view, without the rest of its memory
-                return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
+                return _alone(x).requires_grad_(x.requires_grad).__reduce_ex__(5)
         elif isinstance(x, torch.TypedStorage):
             return reduce_typed_storage(x)
         elif isinstance(x, torch.UntypedStorage):
@@ -65,6 +64,15 @@ class _Packer(pickle.Pickler):
             flat: Any = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x).cpu().numpy()
             return _storage_on, (x.device, pickle.PickleBuffer(flat))
         return NotImplemented
+
+
+def _alone(x: Tensor) -> Tensor:
+    """Return a view without the rest of its memory: rows of a batch are not copied for that."""
+    x = x.detach()
+    if not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
+        return x.clone()
+    memory = torch.from_numpy(x.view(-1).view(torch.uint8).numpy())
+    return memory.view(x.dtype).view(x.shape)
 
 
 def _storage_on(device: torch.device, buffer: Any) -> torch.UntypedStorage:
