@@ -31,6 +31,7 @@ from autoddp.report.begun import SharedFlag
 
 GRACE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = timedelta(minutes=1)  # in which the others leave a rank 0 that hosts the store
+KILLED = timedelta(seconds=10)  # the same after a failure, by which some may have been killed
 TICK = 0.02
 
 
@@ -160,9 +161,7 @@ def end(group: Group, code: int) -> None:
         failed = bool(world.rank and code) and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
-            # after a failure some may have been killed
-            limit = timedelta(seconds=2 * GRACE) if code else LAST
-            store.wait([f"ended/{rank}" for rank in range(world.world_size)], limit)
+            store.wait([f"ended/{n}" for n in range(world.world_size)], KILLED if code else LAST)
         elif failed and world.rank == world.local_rank:
             time.sleep(GRACE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:

@@ -7,10 +7,7 @@ from typing import Any
 
 
 class LoaderIterator:
-    """A wrapper of an iterator: all but `next` is the inner one's.
-
-    That holds for its length, and for what libraries keep on it.
-    """
+    """A wrapper of an iterator: all but `next` is the inner one's, its length among it."""
 
     def __init__(self, inner: Any, take: Callable[[Any], Any] = next) -> None:
         self.inner, self.take = inner, take

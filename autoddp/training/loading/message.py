@@ -71,8 +71,7 @@ def _alone(x: Tensor) -> Tensor:
     x = x.detach()
     if not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
         return x.clone()
-    memory = torch.from_numpy(x.view(-1).view(torch.uint8).numpy())
-    return memory.view(x.dtype).view(x.shape)
+    return torch.from_numpy(x.view(-1).view(torch.uint8).numpy()).view(x.dtype).view(x.shape)
 
 
 def _storage_on(device: torch.device, buffer: Any) -> torch.UntypedStorage:

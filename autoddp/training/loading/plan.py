@@ -54,29 +54,26 @@ def unlike_rows(loader: Any) -> str:
         return "it makes no batches (batch_size=None)"
     if loader.collate_fn is not default_collate:
         return "it has a collate function of its own"
-    own = _fetches_batches(loader.dataset)
+    own = callable(getattr(_without_subsets(loader.dataset), "__getitems__", None))
     return "its data set fetches a batch by a function of its own" if own else ""
 
 
-def _fetches_batches(dataset: Any) -> bool:
-    """Return whether a data set has `__getitems__`, which torch's `Subset` forwards."""
+def _without_subsets(dataset: Any) -> Any:
+    """Return the data set of which this one is a `Subset`, or of a subset; else itself."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return callable(getattr(dataset, "__getitems__", None))
+    return dataset
 
 
 def in_memory(dataset: Any) -> bool:
     """Return whether a data set is torch's `TensorDataset`, or a subset of one."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
+    dataset = _without_subsets(dataset)
     return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
 
 
 def own_iterator(loader: Any) -> bool:
     """Return whether a subclass of DataLoader overrides `_get_iterator`."""
-    return any(
-        "_get_iterator" in vars(kind) for kind in type(loader).__mro__ if kind is not DataLoader
-    )
+    return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
 def owner(loader: Any) -> Any:
