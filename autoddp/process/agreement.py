@@ -11,8 +11,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from autoddp import __version__
 from autoddp.comm.line import Lines
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.world import World
-from autoddp.errors import BadInput, RankEnded
+from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.options.row import flag
 from autoddp.process import source
@@ -33,6 +33,7 @@ APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
     *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
+GRACE = 5.0  # seconds in which rank 0 ends after a refusal
 Facts = dict[str, str]
 
 
@@ -46,8 +47,7 @@ def agree(lines: Lines, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
         lines.send(json.dumps(mine).encode())
         outcome = Outcome.from_bytes(lines[0].read())
         if outcome.error is not None:
-            with suppress(RankEnded):  # after rank 0, so that the launcher sees it fail first
-                lines[0].read()
+            wait([lines[0].socket], GRACE)  # rank 0's end: its launcher is to see it fail first
         return outcome.unwrap()
     sent = [mine, *(json.loads(lines[rank].read()) for rank in sorted(lines))]
     outcome = Outcome.of(lambda: decide(sent))

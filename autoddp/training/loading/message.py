@@ -69,7 +69,7 @@ class _Packer(pickle.Pickler):
 def _alone(x: Tensor) -> Tensor:
     """Return a view without the rest of its memory: rows of a batch are not copied for that."""
     x = x.detach()
-    if not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
+    if not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg() or x.is_quantized:
         return x.clone()
     return torch.from_numpy(x.view(-1).view(torch.uint8).numpy()).view(x.dtype).view(x.shape)
 
