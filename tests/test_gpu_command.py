@@ -27,6 +27,12 @@ def forked(parent, told, trial, seconds, place="."):
     return machine.Done(done.code, done.out, done.err, 0.0, folder)
 
 
+def few_ways(ways, kind, *rest):
+    """Those of a kind of model; by hand one kind alone, as torchrun imports torch anew."""
+    found = ways(kind, *rest)
+    return {way: told for way, told in found.items() if kind == "gpt2" or "by hand" not in way}
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["", "simulated"])
 def test_every_part_passes_or_is_not_here(kind, warm, tmp_path, monkeypatch):
@@ -36,14 +42,16 @@ def test_every_part_passes_or_is_not_here(kind, warm, tmp_path, monkeypatch):
     # tests/accelerator/test_jobs.py has the others, and tests/test_faults.py the ends on CPUs
     few = ["equal batchnorm", "in_flight"] if kind else ["equal prefetcher", "decorated"]
     monkeypatch.setattr(checks, "CHECKS", [c for c in checks.CHECKS if c.name in few])
-    monkeypatch.setattr(checks, "ENDS", checks.ENDS if kind else {})
+    ends = {name: end for name, end in checks.ENDS.items() if kind and name != "stopped"}
+    monkeypatch.setattr(checks, "ENDS", ends)
+    monkeypatch.setattr(speed, "_ways", partial(few_ways, speed._ways))
     for module in (checks, speed):
         monkeypatch.setattr(module, "run", partial(forked, jobs.parent() if kind else warm))
     out = tmp_path / "gpu.md"
     with monkeypatch.context() as patch:  # undone before the environment is compared
         for name, value in environ.items():
             patch.setenv(name, value)
-        # speed is tried on the device alone: a run in each way, of each kind of model
+        # speed is tried on the device alone: a run in each way
         words = ["--tiny", "--rounds", "1", "--seconds", "1350", "--out", str(out)]
         code = main([*words, *([] if kind else ["--only", "right"])])
     page = out.read_text()
@@ -52,5 +60,5 @@ def test_every_part_passes_or_is_not_here(kind, warm, tmp_path, monkeypatch):
     missing = [line for line in page.splitlines() if "not here" in line]
     assert len(missing) == (0 if kind else 2), missing  # streams, and waits for a device
     ways = [page.count(f"| {way}, 2 ranks |") for way in ("autoddp", "DDP by hand")]
-    assert ways == ([3, 3] if kind else [0, 0])
+    assert ways == ([3, 1] if kind else [0, 0])
     assert "no figure here means anything" in page

@@ -144,7 +144,13 @@ def test_the_recording_shows_the_same_digits_twice():
 
 @pytest.mark.slow
 def test_the_recording_is_what_a_terminal_shows(tmp_path, monkeypatch):
-    """With fewer lines of epochs, and another last line, which a fast run does not print."""
+    """With smaller scans, fewer lines of epochs, and another last line of a fast run."""
+    small = tmp_path / "small" / recording.SCRIPT
+    small.parent.mkdir(parents=True)
+    text = (Path(ROOT) / recording.SCRIPT).read_text()
+    small.write_text(text.replace("size=300", "size=64"))
+    assert small.read_text() != text
+    monkeypatch.setattr(recording, "ROOT", tmp_path / "small")
     short = [line.replace("--epochs 4", "--epochs 1") for line in recording.COMMANDS]
     monkeypatch.setattr(recording, "COMMANDS", short)
     want, seen = (

@@ -57,6 +57,7 @@ PAIR = [line for line in COMMANDS if "--node-rank" in line]
 (PLAIN,) = [line for line in COMMANDS if "python " in line and "scans.py" in line]
 RECORDED = [line for line in COMMANDS if "--record" in line]  # one after the other
 ALONE = [line for line in COMMANDS if line not in (*PAIR, MAIN, PLAIN, *RECORDED)]
+ALONE.remove("python train.py")  # what all others are compared with
 
 
 def short(line: str) -> str:
