@@ -148,10 +148,10 @@ class _Users(dict[str, bool]):
     """A cache of `is_users`, as wrappers call it about twenty times a step."""
 
     def __missing__(self, filename: str) -> bool:
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or " "  # torch sets it, too
         temporary = filename.startswith(_TEMPORARY)
-        users = is_own(filename) and (
-            not temporary or _is_imported(filename) or bool(places.cell(filename))
-        )
+        known = not temporary or _is_imported(filename) or bool(places.cell(filename))
+        users = known and is_own(filename) and not filename.startswith(compiled)
         if users or not temporary:  # a temporary file may be imported later
             self[filename] = users
         return users

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from tests.support.same import same_run
+from tests.support.warm import PLAIN_ENV
 
 pytestmark = [
     pytest.mark.slow,
@@ -117,14 +119,16 @@ train(torch.compile(net), net)
 
 @pytest.fixture
 def both(warm, tmp_path):
-    """Run a script in one process, and on ranks."""
+    """Run a script in one process, and on ranks; three compile into the script's folder."""
+    inside = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
 
     def run(text, nproc):
         path = tmp_path / "job.py"
         path.write_text(HEAD + text)
-        plain = warm.run("python", str(path), folder=tmp_path / "python", timeout=600)
+        env = os.environ | PLAIN_ENV | (inside if nproc == 3 else {})
+        plain = warm.run("python", str(path), folder=tmp_path / "python", timeout=600, env=env)
         given = ("autoddp", "run", "--nproc", str(nproc), str(path))
-        return plain, warm.run(*given, folder=tmp_path / "ranks", timeout=600)
+        return plain, warm.run(*given, folder=tmp_path / "ranks", timeout=600, env=env)
 
     return run
 
