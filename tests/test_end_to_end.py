@@ -15,7 +15,7 @@ SCRIPTS = {path.stem: path for path in sorted(Path(__file__).with_name("scripts"
 QUICK = {  # of all kinds, which README's own command runs; the others are slow
     *("accumulate_short_last", "batchnorm_cnn", "changing_forward", "lbfgs", "swa"),
     *("char_rnn_time_first", "checkpoint_inside", "detection", "dict_batches", "double_backward"),
-    *("dropout_mlp", "early_stopping", "few_rows", "gpt_returns_loss"),
+    *("dropout_mlp", "few_rows", "gpt_returns_loss"),
     *("log_file", "notebook", "parameter_groups"),
     *("random_dataset", "reinforce", "resume_everything", "sequence_losses"),
     *("transformer_dropout", "vae_noise_inside", "worker_pool"),

@@ -6,7 +6,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.training import (
     TWO_OR_THREE,
-    Runs,
     Scripts,
     assert_as_alone,
     assert_same,
@@ -87,11 +86,6 @@ def a_second_derivative():
     (g,) = torch.autograd.grad((model(x) ** 3).sum(), x, create_graph=True)
     (g**2).sum().backward()
     return g, grads(model)
-
-
-@pytest.fixture(scope="module")
-def seen():
-    return Runs(lambda nproc: script.run(nproc))
 
 
 @TWO_OR_THREE

@@ -8,7 +8,6 @@ from autoddp.errors import Disagreement
 from autoddp.view import full
 from tests.support.training import (
     TWO_OR_THREE,
-    Runs,
     Scripts,
     assert_as_alone,
     batches,
@@ -152,11 +151,6 @@ def no_gradient_is_no_zeros():
     threshold.grad = torch.ones(3)
     F.cross_entropy(Doubled.apply(model(x), threshold), y).backward()
     return found, threshold.grad, threshold.detach(), weights(model)
-
-
-@pytest.fixture(scope="module")
-def seen():
-    return Runs(lambda nproc: script.run(nproc))
 
 
 @TWO_OR_THREE

@@ -19,7 +19,6 @@ from autoddp.report import Report
 from tests.support.ranks import run_ranks
 from tests.support.training import (
     TWO_OR_THREE,
-    Runs,
     Scripts,
     assert_as_alone,
     assert_same,
@@ -229,11 +228,6 @@ def a_compiled_function(it):
     it.round(3)
     it.backward()
     return found, norm(it.model[0].weight).item()
-
-
-@pytest.fixture(scope="module")
-def seen():
-    return Runs(lambda nproc: script.run(nproc))
 
 
 @TWO_OR_THREE

@@ -18,7 +18,6 @@ from autoddp.errors import Disagreement
 from autoddp.view import ShardedTensor, is_sharded
 from tests.support.training import (
     TWO_OR_THREE,
-    Runs,
     Scripts,
     assert_as_alone,
     batches,
@@ -197,11 +196,6 @@ NOT_BY_ROWS = {
     "strings_in_a_batch": "more than numbers",
     "an_iterable_data_set": "an iterable",
 }
-
-
-@pytest.fixture(scope="module")
-def seen():
-    return Runs(lambda nproc: script.run(nproc))
 
 
 @TWO_OR_THREE

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 from autoddp.view import is_sharded
 from tests.support.training import (
     TWO_OR_THREE,
-    Runs,
     Scripts,
     assert_as_alone,
     batches,
@@ -77,11 +76,6 @@ def checkpoint_inside():
 @script
 def reentrant_checkpoint_inside():
     return checkpointed(True)
-
-
-@pytest.fixture(scope="module")
-def seen():
-    return Runs(lambda nproc: script.run(nproc))
 
 
 @TWO_OR_THREE

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from autoddp.errors import Disagreement
 from autoddp.training.loading.message import packed
 from autoddp.view import is_sharded
-from tests.support.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
+from tests.support.training import TWO_OR_THREE, Scripts, assert_as_alone, on_ranks
 
 script = Scripts()
 Pair = collections.namedtuple("Pair", "x y")
@@ -49,11 +49,6 @@ def what_is_written_into_a_batch_stays_a_ranks_own():
             x.add_(1)
             found.append(x.sum().item())
     return found
-
-
-@pytest.fixture(scope="module")
-def seen():
-    return Runs(lambda nproc: script.run(nproc))
 
 
 @TWO_OR_THREE
