@@ -150,8 +150,8 @@ class _Users(dict[str, bool]):
     def __missing__(self, filename: str) -> bool:
         compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or " "  # torch sets it, too
         temporary = filename.startswith(_TEMPORARY)
-        known = not temporary or _is_imported(filename) or bool(places.cell(filename))
-        users = known and is_own(filename) and not filename.startswith(compiled)
+        users = is_own(filename) and not filename.startswith(compiled)
+        users = users and (not temporary or _is_imported(filename) or bool(places.cell(filename)))
         if users or not temporary:  # a temporary file may be imported later
             self[filename] = users
         return users
