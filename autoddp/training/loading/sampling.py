@@ -191,7 +191,7 @@ class Fetching:
             return {}
         ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
         least = min(workers, max(-(-workers // ranks), cores // ranks))
-        fewer = next(n for n in range(least, workers + 1) if workers % n == 0)
+        fewer = next(n for n in range(least, workers + 1) if ahead * workers % n == 0)
         return {"num_workers": fewer, "prefetch_factor": ahead * workers // fewer}
 
     def _own_seeds(self, loader: Any) -> torch.Generator:
