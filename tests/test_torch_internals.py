@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autoddp import torch_internals
+from autoddp.report import is_users
 from tests.support.ranks import run_ranks
+
+
+def _compiled(group, folder):
+    from torch._inductor.codecache import PyCodeCache
+
+    os.chdir(folder)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    _, path = PyCodeCache.write("x = 1")
+    own = [folder / "train.py", Path(path).with_name("helpers.py")]
+    return path.startswith(str(folder)), is_users(path), [is_users(str(p)) for p in own]
+
+
+def test_code_that_torch_compiles_is_not_the_users(tmp_path):
+    """Its files, whose names differ between ranks, may be beside those of the script."""
+    assert run_ranks(_compiled, 1, tmp_path) == [(True, False, [True, True])]
 
 
 def test_backwards_of_functions_and_of_operators_are_distinguished():

@@ -148,9 +148,8 @@ class _Users(dict[str, bool]):
     """A cache of `is_users`, as wrappers call it about twenty times a step."""
 
     def __missing__(self, filename: str) -> bool:
-        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or " "  # torch sets it, too
         temporary = filename.startswith(_TEMPORARY)
-        users = is_own(filename) and not filename.startswith(compiled)
+        users = is_own(filename) and not _COMPILED.fullmatch(filename)
         users = users and (not temporary or _is_imported(filename) or bool(places.cell(filename)))
         if users or not temporary:  # a temporary file may be imported later
             self[filename] = users
@@ -195,6 +194,7 @@ _imported: set[str] = set()
 _TYPED = ("<stdin", "<string", "<ipython", "<timed ", "<magic-timeit")
 _CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own
 INSTALLED = ("/site-packages/", "/dist-packages/")
+_COMPILED = re.compile(r".*/(..)/c\1[a-z2-7]{49}\.py")  # torch's compiler, wherever its cache is
 _TEMPORARY = temporary_folder() + "/"
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(

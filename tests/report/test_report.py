@@ -28,14 +28,6 @@ def test_a_decision_is_printed_once_and_counted():
     assert "another" not in stream.getvalue()
 
 
-def test_code_that_torch_compiles_is_not_the_users(tmp_path, monkeypatch):
-    """Its files, which differ between ranks, may be in the script's folder."""
-    monkeypatch.chdir(tmp_path)
-    assert is_users(str(tmp_path / "cache" / "module.py"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    assert not is_users(str(tmp_path / "cache" / "compiled.py"))
-
-
 def test_the_users_line_is_found_through_libraries():
     library = f"{sysconfig.get_paths()['stdlib']}/json/made_up.py"
     code = compile("def call(f):\n    return f()\n", library, "exec")
