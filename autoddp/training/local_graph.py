@@ -92,7 +92,7 @@ class LocalGraph(nn.Module):
         out = iter(self.compiled(*arguments))
         for x, version in sharded:
             if x._local._version != version:
-                x.refresh()
+                x.wrote()
         return [make(out) for make in self.rebuild]
 
     @contextmanager

@@ -94,6 +94,34 @@ class Modules(Feature):
             self.view.context.depth[Code.FUNCTION] += 1 if entered else -1
         return out
 
+    @patch(
+        "torch.autograd.graph:saved_tensors_hooks.__init__",
+        why="what a backward computes again runs by the same rules as the first time",
+    )
+    def compute_again(self, call: Call) -> Any:
+        """Have torch's own hooks (checkpointing) run as if they were called here, in the forward.
+
+        A backward calls them from any node, also from that of an autograd function, in which
+        batches are whole; a module's call there would not shard its inputs.
+        """
+        unpack: Any = call.named.get("unpack_hook")
+        if not getattr(unpack, "__module__", "").startswith("torch."):
+            return call.plain()
+        view, entry = self.view, self.entry
+        context, depth = view.context, entry.depth
+        code = [*context.depth]
+
+        @functools.wraps(unpack)
+        def again(x: Any) -> Any:
+            before = context.depth, entry.depth, view.again
+            context.depth, entry.depth, view.again = [*code], depth, torch_internals.current_node()
+            try:
+                return unpack(x)
+            finally:
+                context.depth, entry.depth, view.again = before
+
+        return call.changed(unpack_hook=again)
+
     @patch("torch:compile", why="a graph is compiled for the rows of each rank")
     def compile(self, call: Call) -> Any:
         """Keep the arguments; a module is compiled when it is called."""
@@ -183,6 +211,8 @@ class Modules(Feature):
     )
     def checkpoint(self, call: Call) -> Any:
         """Compute a checkpoint of sharded tensors in the form that is not reentrant."""
+        if not call.args:
+            return _checkpointing(call.plain(), call.kwargs)
         function, *rest = call.args
         reentrant = call.kwargs.get("use_reentrant")
         leaves = tree_leaves((rest, call.kwargs))
@@ -276,6 +306,19 @@ def _checkpointed(plain: Any, function: Any, args: Any, kwargs: dict[str, Any]) 
     first = next(x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor)
     where = torch.empty(0, device=first.device)
     return plain(again, where, *(None if type(x) is ShardedTensor else x for x in args), **kwargs)
+
+
+def _checkpointing(plain: Any, given: dict[str, Any]) -> Any:
+    """Return the decorator that `checkpoint(use_reentrant=False)` is, of calls that are patched."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return torch.utils.checkpoint.checkpoint(function, *args, **given, **kwargs)
+
+        return run
+
+    return decorate if callable(plain) else plain
 
 
 def _traced() -> bool:

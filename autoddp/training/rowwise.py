@@ -20,8 +20,9 @@ from autoddp.comm.accelerator import states
 from autoddp.comm.context import Code
 from autoddp.errors import BadInput
 from autoddp.patching import ABSENT, Feature, find
-from autoddp.torch_internals import dispatch_depth, in_function, transform
+from autoddp.torch_internals import dispatch_depth, transform
 from autoddp.view import Partial, ShardedTensor, full
+from autoddp.view.aliases import memory_of
 from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import wrap
@@ -168,7 +169,7 @@ def on_rows(function: Callable[..., Any], args: Any, kwargs: Any, known: bool = 
     whole = {id(mine): x for mine, x in zip(local, given, strict=True) if isinstance(x, Tensor)}
     held = [x for x in given if type(x) is ShardedTensor]
     for x in held:
-        x.refresh()
+        x.wrote()
 
     def placed(x: Any) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, nn.Parameter):
@@ -180,10 +181,9 @@ def on_rows(function: Callable[..., Any], args: Any, kwargs: Any, known: bool = 
                 f"{name} is marked rowwise, but of {sizes.local} rows it returns the shape "
                 f"{tuple(x.shape)}; leave out the mark"
             )
-        memory = x.untyped_storage().data_ptr()
-        shows = [y for y in held if y.local.untyped_storage().data_ptr() == memory]
-        spec = sizes.spec(tuple(x.shape), lead.dim)
-        return wrap(x, spec, shows[0].aliases if shows else None)
+        if any(memory_of(x) == memory_of(y.local) for y in held):
+            x = x.clone()  # what is written into it would not reach the whole of an argument
+        return wrap(x, sizes.spec(tuple(x.shape), lead.dim))
 
     return tree_map(placed, out)
 
@@ -194,7 +194,7 @@ def _lead(given: list[Any]) -> Spec | None:
     if not held or any(spec.sizes is not held[0].sizes for spec in held):
         return None
     context = held[0].view.context
-    apart = transform() or in_function() or dispatch_depth() or context.in_thread()
+    apart = transform() or held[0].view.in_function() or dispatch_depth() or context.in_thread()
     return None if apart or context.depth[Code.FUNCTION] or not held[0].sizes.smallest else held[0]
 
 

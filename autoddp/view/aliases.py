@@ -1,9 +1,17 @@
-"""Sharded tensors that share memory, and gathered memory that the script can access."""
+"""The memory that sharded tensors share: a tensor and its views have one base, values and graph.
+
+As in torch's functionalization, a view is a path of functions from its base. The base has local
+rows and, once it was gathered, a whole, and any view of either is made by the path. So torch itself
+carries a write through one view to all others, and only two tensors are kept equal here: what was
+written into the whole, plain tensors of the script among its views, is copied to the rows before
+they are read again, and a write into the rows is gathered if the script may hold such a tensor.
+Both are copies in place that autograd records, so a gradient takes the way of the values.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +19,11 @@ import torch
 from torch import Tensor
 
 from autoddp.report import users_line
-from autoddp.torch_internals import FunctionalTensor
-from autoddp.view.redistribute import all_gather_rows, shard
+from autoddp.torch_internals import FunctionalTensor, outside_transforms, transform
+from autoddp.view.redistribute import Gather, all_gather_rows, node_name, shard, with_node_name
 
 if TYPE_CHECKING:
-    from autoddp.view.shard_sizes import ShardSizes
-    from autoddp.view.sharded_tensor import ShardedTensor
+    from autoddp.view.shard_sizes import Spec
 
 RAW = {
     "numpy", "__array__", "__dlpack__", "data_ptr", "const_data_ptr",
@@ -25,139 +32,193 @@ RAW = {
 }  # fmt: skip
 COMPARED = (
     "the script holds the memory of a batch, where writes cannot be tracked: each later use of the "
-    "batch compares all of it and waits for the device; pass batch.clone() instead"
+    "batch copies its rows from there; pass batch.clone() instead"
 )
+LEAF = "a view of a leaf Variable that requires grad is being used in an in-place operation."
 
 
-class ExportedBuffer:
-    """A gathered batch whose memory the script can access: as an array, a view or an address."""
-
-    def __init__(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int) -> None:
-        self.whole, self.rows, self.sizes, self.shard_dim = whole.detach(), rows.detach(), sizes, at
-        self.raw = whole.is_inference()
-        self.version_seen = version(whole)
-        # writes reach rows that are a view of the whole without a copy
-        self.is_view = memory_of(whole) == memory_of(rows)
-        self.before: Tensor | None = None  # a copy of the whole, if the group exports several
-
-    def sync_rows(self) -> None:
-        """Copy writes into the whole to the rows; raw memory is compared, as it has no version."""
-        unwritten = version(self.whole) == self.version_seen
-        if self.is_view or (unwritten and not self.raw):
-            return
-        local = shard(self.whole, self.sizes, self.shard_dim)
-        if unwritten and equal(local, self.rows):
-            return
-        self.version_seen = version(self.whole)
-        with torch.no_grad(), same_mode(self.rows):
-            self.rows.copy_(local)
-
-    def snapshot(self) -> None:
-        """Copy the whole, so that all ranks detect later writes alike, whichever rows they hold."""
-        self.before = self.whole.clone()
-
-    def written(self) -> bool:
-        """Return whether the whole was written since `snapshot`; all ranks agree on it."""
-        if self.before is None or (not self.raw and version(self.whole) == self.version_seen):
-            return False
-        return not equal(self.whole, self.before)
-
-    def merge(self) -> None:
-        """Copy only the elements that were written: others may be newer in the rows."""
-        assert self.before is not None
-        new, old = (shard(x, self.sizes, self.shard_dim) for x in (self.whole, self.before))
-        with torch.no_grad(), same_mode(self.rows):
-            self.rows.copy_(
-                torch.where((new == old) | ((new != new) & (old != old)), self.rows, new)
-            )
-
-    def refresh(self) -> None:
-        """Update the whole, after all ranks have written into their rows.
-
-        If the rows are a view of it, its version counter includes that write already.
-        """
-        with torch.no_grad(), same_mode(self.whole):
-            whole = self.whole.data if self.is_view else self.whole
-            whole.copy_(all_gather_rows(self.rows, self.sizes, self.shard_dim))
-        self.version_seen = version(self.whole)
-        if self.before is not None:
-            self.snapshot()
+# what makes a view: a function, its other arguments, by position and name, which of its results is
+# meant, if there are several, and whether gradients were enabled
+Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int | None, bool]
+Path = tuple[Step, ...]
 
 
-class AliasGroup:
-    """Sharded tensors that share memory, because one is a view of another.
+def along(path: Path, whole: Tensor) -> Tensor:
+    """Return the view of `whole` that the path makes."""
+    if not path:
+        return whole
+    with outside_transforms() if transform() else nullcontext(), same_mode(whole):
+        for func, rest, kwargs, item, grad in path:
+            with torch.set_grad_enabled(grad):
+                made = func(whole, *rest, **(kwargs or {}))
+            whole = made if item is None else made[item]
+    return whole
 
-    The local rows are the source of truth. Writes of the script into a gathered copy are copied to
-    the rows before a member is read again. An exported whole is also updated after writes into the
-    rows.
+
+class Base:
+    """A sharded tensor that is no view of another one with a graph.
+
+    Args:
+        rows: The local rows.
+        spec: Their placement, and the shape of the whole.
+        source: The base, and the path from it, with which `rows` shares memory but no graph: it is
+            detached. Such bases share the memory of their wholes, too.
+        own_version: Whether it is the source's `.data`, with a version counter of its own.
 
     Attributes:
-        separate_versions: Whether a member is another's `.data`, with a version of its own.
+        whole: All rows, with a graph like that of `rows`; None until it is needed.
+        exported: Whether the script may hold plain tensors that are views of the whole.
+        raw: Whether the script may write there without torch seeing it.
     """
 
-    __slots__ = ("exported", "gathered", "separate_versions")
+    whole: Tensor | None = None
+    node: Any = None  # the whole's, before the script writes into it
+    seen = (-1, -1)  # versions of rows and whole when they were equal
+    # of the base without a source, which stands for all in this memory
+    exported = raw = False
+    detached: tuple[weakref.ref[Base], ...] = ()
 
-    def __init__(self) -> None:
-        self.gathered: list[weakref.ref[ShardedTensor]] = []
-        # strong references, as ranks must agree on them
-        self.exported: dict[Any, ExportedBuffer] = {}
-        self.separate_versions = False
+    def __init__(
+        self,
+        rows: Tensor,
+        spec: Spec,
+        source: tuple[Base, Path] | None = None,
+        own_version: bool = False,
+    ) -> None:
+        self.rows, self.spec, self.source, self.own_version = rows, spec, source, own_version
 
-    def sync_rows(self) -> None:
-        """Copy writes into gathered wholes to the rows."""
-        for reference in [*self.gathered]:
-            rows = reference()
-            if rows is not None:
-                rows.sync_rows()
-        if len(self.exported) == 1:
-            next(iter(self.exported.values())).sync_rows()
-            return
-        written = [exported for exported in self.exported.values() if exported.written()]
-        for exported in written:
-            exported.merge()
-        if written:
-            self.refresh()  # exported wholes may overlap
+    @property
+    def root(self) -> Base:
+        """Return the base of which all others in this memory were detached."""
+        base = self
+        while base.source is not None:
+            base = base.source[0]
+        return base
 
-    def export(self, whole: Tensor, rows: Tensor, sizes: ShardSizes, at: int, raw: bool) -> None:
-        """Record that the script can access the memory of `whole`; `raw`: by untracked writes."""
-        key = region_of(rows)
+    def gathered(self) -> Tensor:
+        """Return the whole; one all-gather serves until the rows are written."""
+        whole, rows = self.whole, self.rows
+        if whole is not None and self.seen[0] != version(rows):
+            self.wrote()
+            whole = self.whole
+        if whole is None or (rows.requires_grad and not whole.requires_grad):
+            whole = self._gather(whole)
+        return whole
+
+    def _gather(self, known: Tensor | None) -> Tensor:
+        """All-gather the rows, unless their whole is `known` or the source has it."""
+        if known is None and self.source is not None:
+            base, path = self.source
+            known = along(path, base.gathered())
+            known = known.data if self.own_version else known.detach()
+        rows = self.rows
+        needs = rows.requires_grad and not rows.is_inference()
+        with (
+            outside_transforms() if transform() else nullcontext(),
+            same_mode(rows),
+            torch.set_grad_enabled(needs),
+        ):
+            if known is None or needs:
+                gather = with_node_name(Gather, node_name(rows)) if needs else Gather
+                known = gather.apply(rows, self.spec.sizes, self.spec.dim, known)
+        assert known is not None
+        self.keep(known)
+        if self.source is not None:
+            self.root.detached += (weakref.ref(self),)
+        return known
+
+    def keep(self, whole: Tensor) -> None:
+        """Use `whole`, which equals the rows, as the whole."""
+        self.whole, self.node = whole, whole.grad_fn
+        self.seen = (version(self.rows), version(whole))
+
+    def drop_graph(self) -> None:
+        """Take the graph from the whole, as it was taken from the rows."""
+        if self.whole is not None and self.whole.requires_grad:
+            self.keep(self.whole.detach())
+
+    def export(self, whole: Tensor, name: str) -> None:
+        """Note that the script holds a view of the whole, or its memory by the function `name`."""
+        root = self.root
+        root.exported = True
+        raw = whole.device.type == "cpu" or name in RAW  # a CPU view can become an array
         if raw and whole.device.type != "cpu":
-            sizes.view.report.say_once("raw memory", users_line(), COMPARED)
-        if key not in self.exported:
-            self.exported[key] = ExportedBuffer(whole, rows, sizes, at)
-        self.exported[key].raw |= raw
-        if len(self.exported) > 1:
-            for exported in self.exported.values():
-                if exported.before is None:
-                    exported.snapshot()
+            self.spec.view.report.say_once("raw memory", users_line(), COMPARED)
+        root.raw |= raw
 
-    def exported_whole(self, rows: Tensor) -> Tensor | None:
-        """Return the exported whole of these rows, if there is one."""
-        exported = self.exported.get(region_of(rows))
-        return None if exported is None else exported.whole
+    def _all(self) -> list[Base]:
+        """Return the bases in this memory that have a whole, with this one as their root."""
+        found = [self, *(base for reference in self.detached if (base := reference()))]
+        return [base for base in found if base.whole is not None]
 
-    def forget_gathered(self, kept: ShardedTensor) -> None:
-        """Forget the gathered wholes of all members but one: they may be stale."""
-        for reference in [*self.gathered]:
-            rows = reference()
-            if rows is not kept:
-                self.gathered.remove(reference)
-                if rows is not None:
-                    rows._whole = None
+    def sync(self, untracked: bool = False) -> None:
+        """Copy into the rows what the script has written into the whole.
 
-    def refresh(self) -> None:
-        """Update exported wholes, after all ranks have written into their rows."""
-        for exported in self.exported.values():
-            exported.refresh()
-        for reference in self.gathered:
-            rows = reference()
-            if rows is not None:
-                rows.note_refresh()
+        Args:
+            untracked: Whether it may have been written without a new version.
+        """
+        root = self.root
+        if root.whole is None:
+            return
+        bases = root._all()
+        written = [base for base in bases if version(base.whole) != base.seen[1]]
+        for base in written:
+            base._pull()
+        if not written and (untracked or root.raw or root.whole.is_inference()):
+            root._pull_values()
+        if written:
+            for base in bases:
+                base.seen = (version(base.rows), version(base.whole))
+
+    def _pull(self) -> None:
+        """Copy the whole to the rows; autograd records it."""
+        rows, whole = self.rows, self.whole
+        assert whole is not None
+        leaf = rows.requires_grad and rows.is_leaf
+        if leaf and whole.grad_fn is not self.node:
+            raise RuntimeError(LEAF)
+        graph = not leaf and (rows.requires_grad or whole.requires_grad)
+        with same_mode(rows), torch.set_grad_enabled(graph):
+            rows.copy_(shard(whole, self.spec.sizes, self.spec.dim))
+        self.node = whole.grad_fn
+
+    def _pull_values(self) -> None:
+        """Copy values alone, without a new version: one process has none either."""
+        assert self.whole is not None
+        rows, new = self.rows.data, shard(self.whole.detach(), self.spec.sizes, self.spec.dim)
+        overlap = any(n > 1 and not s for n, s in zip(rows.shape, rows.stride(), strict=True))
+        if not overlap and (rows.data_ptr() != new.data_ptr() or rows.stride() != new.stride()):
+            with same_mode(self.rows):
+                rows.copy_(new)
+
+    def wrote(self) -> None:
+        """Note that all ranks have written into the rows: the whole is stale."""
+        root = self.root
+        if root.whole is None:
+            return
+        if not root.exported:
+            for base in root._all():
+                forget(base.whole)
+                base.whole = None
+            root.detached = ()
+            return
+        whole = self._gather(None) if self.whole is None else self.whole
+        rows = self.rows
+        with same_mode(whole):
+            if rows.requires_grad and torch.is_grad_enabled():
+                whole.copy_(Gather.apply(rows, self.spec.sizes, self.spec.dim))
+            else:
+                with torch.no_grad():
+                    whole.copy_(all_gather_rows(rows.detach(), self.spec.sizes, self.spec.dim))
+        self.node = whole.grad_fn
+        for base in root._all():
+            base.seen = (version(base.rows), version(base.whole))
 
 
-def region_of(rows: Tensor) -> Any:
-    """Return a key for the memory of these rows: address, dtype, shape and strides."""
-    return rows.data_ptr(), rows.dtype, tuple(rows.shape), rows.stride()
+def forget(whole: Tensor | None) -> None:
+    """Mark a stale whole as written, so that a graph that has saved it raises torch's error."""
+    if whole is not None and not whole.is_inference():
+        torch.autograd.graph.increment_version(whole)
 
 
 def exposes(out: Any, whole: Tensor, name: str) -> bool:
@@ -192,35 +253,9 @@ def memory_of(x: Tensor) -> int | None:
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
-def overwrite(rows: Tensor, new: Tensor, untracked: bool = False) -> bool:
-    """Copy `new` into `rows`, without a graph if `rows` is a leaf that needs a gradient.
-
-    If it is unknown whether they differ, since torch saw no write, an accelerator copies without a
-    new version: one process has none either, and a comparison would wait for the device.
-
-    Returns:
-        Whether other copies of these rows may be stale without a version that shows it.
-    """
-    if rows.data_ptr() == new.data_ptr() and rows.stride() == new.stride():
-        return False
-    shared = any(n > 1 and not step for n, step in zip(rows.shape, rows.stride(), strict=True))
-    unseen = untracked and not rows.is_cpu and not shared
-    if untracked and not unseen and equal(new, rows):
-        return False
-    leaf = rows.requires_grad and rows.is_leaf
-    with same_mode(rows), torch.no_grad() if leaf else nullcontext():
-        (rows.data if unseen else rows).copy_(new)
-    return unseen
-
-
-def version(x: Tensor) -> int:
+def version(x: Tensor | None) -> int:
     """Return the version counter of `x`; -1 for an inference tensor, which has none."""
-    return -1 if x.is_inference() else x._version
-
-
-def equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have equal values; NaN equals NaN."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+    return -1 if x is None or x.is_inference() else x._version
 
 
 def is_shape(x: Any) -> bool:

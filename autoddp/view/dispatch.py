@@ -15,10 +15,9 @@ from autoddp.torch_internals import (
     current_node,
     dispatch_depth,
     has_own_functions,
-    in_function,
     transform,
 )
-from autoddp.view.aliases import is_shape
+from autoddp.view.aliases import exposes, is_shape
 from autoddp.view.error_messages import WRONG, reword
 from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
@@ -29,11 +28,12 @@ from autoddp.view.sharded_tensor import (
     leaves_in,
 )
 from autoddp.view.state import View
-from autoddp.view.table import GRAPH, in_place, is_mutable, original_of, refusal, rule_for
+from autoddp.view.table import GRAPH, KNOWN, in_place, is_mutable, original_of, refusal, rule_for
 from autoddp.view.work import SHARDED, WHOLE
 
 MAX_DECISIONS = 16384  # cached decisions
 FUNCTION = int(Code.FUNCTION)  # an enum member is slower to look up
+AS_STRIDED = {Tensor.as_strided, torch.as_strided}
 GATHER = object()  # the decision to gather
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # numpy's names, which torch accepts too
 
@@ -57,11 +57,11 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
         or get_ident() != context.thread
         or transform()
         or (dispatch_depth() and not view.tracing)
-        or (current_node() is not None and in_function())
+        or (current_node() is not None and view.in_function())
     ):
         return compute(func, args, kwargs or {}, key)
     if decision is GATHER:
-        return _refresh_exported(func, args, fall_back(func, args, kwargs or {}))
+        return fall_back(func, args, kwargs or {})
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     try:
@@ -80,23 +80,23 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> An
     me = next(x for x in leaves if type(x) is ShardedTensor or type(x) is Partial)
     view: View = me.owner
     observed = dispatch_depth() and not view.tracing and func not in GRAPH
-    whole = transform() or _rules_are_off(view, me) or in_function() or observed
+    whole = transform() or _rules_are_off(view, me) or view.in_function() or observed
     try:
         out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key, leaves)
     except WRONG as error:
         reword(error, func, args, kwargs)
         raise
     if out is NotImplemented:
-        return _refresh_exported(func, args, fall_back(func, args, kwargs))
+        return fall_back(func, args, kwargs)
     if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
     return out
 
 
-def _refresh_exported(func: Any, args: Any, out: Any) -> Any:
-    """Update exported memory of a batch that `func` wrote into in place; return `out`."""
+def _note_write(func: Any, args: Any, out: Any) -> Any:
+    """Note that a rule has written into its first argument, if `func` does; return `out`."""
     if args and type(args[0]) is ShardedTensor and in_place(func):
-        args[0].refresh()
+        args[0].wrote()
     return out
 
 
@@ -142,7 +142,7 @@ def _by_rule(
         return NotImplemented
     if isinstance(out, LocalCall):
         return out.run(func, args, kwargs)
-    return out if out is NotImplemented else _refresh_exported(func, args, out)
+    return out if out is NotImplemented else _note_write(func, args, out)
 
 
 def _blocked(leaves: list[Any], kinds: set[type], cached: bool) -> bool:
@@ -171,19 +171,51 @@ def fall_back(
 def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool = False) -> Any:
     """Call `func` on gathered tensors and copy writes back, also those `untracked` by torch."""
     leaves = [x for x in leaves_in(args, kwargs) if isinstance(x, (ShardedTensor, Partial))]
+    name = getattr(func, "__name__", "")
+    out, wholes = _on_wholes(
+        func, args, kwargs, leaves, untracked or _needs_base(func, args, kwargs)
+    )
+    if any(exposes(out, wholes[id(x)], name) and not _is_shared(x, wholes) for x in leaves):
+        # a view: its memory has to be that of the base, and making it again changes nothing
+        out, wholes = _on_wholes(func, args, kwargs, leaves, shared=True)
+    for x in leaves:
+        whole = wholes[id(x)]
+        if isinstance(x, ShardedTensor):
+            if exposes(out, whole, name) and not transform():
+                x.based.export(whole, name)
+            if untracked or whole.is_inference():
+                x.based.sync(untracked)
+        if out is whole:
+            out = x  # an in-place function returns its argument
+    return out
+
+
+def _on_wholes(
+    func: Any, args: Any, kwargs: dict[str, Any], leaves: list[Any], shared: bool
+) -> tuple[Any, dict[int, Tensor]]:
+    """Call `func` on gathered tensors; return its result and these, by the ids of the arguments."""
     wholes: dict[int, Tensor] = {}
     for x in leaves:
         if id(x) not in wholes:
-            wholes[id(x)] = x.full()
+            wholes[id(x)] = x.full(shared) if isinstance(x, ShardedTensor) else x.full()
     given, named = tree_map(lambda x: wholes.get(id(x), x), (args, kwargs), is_leaf=is_shape)
-    out = func(*given, **named)
-    for x in leaves:
-        is_it = out is not None and out is (x._whole if isinstance(x, ShardedTensor) else x._value)
-        if isinstance(x, ShardedTensor):
-            x.sync_after(out, func, untracked)
-        if is_it:
-            out = x  # an in-place function returns its argument
-    return out
+    return func(*given, **named), wholes
+
+
+def _needs_base(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether `func` may write into an argument, reads memory, or is not torch's own."""
+    return (
+        func not in KNOWN
+        or func in AS_STRIDED
+        or in_place(func)
+        or kwargs.get("out") is not None
+        or any(x is True for x in (*args, kwargs.get("inplace")))
+    )
+
+
+def _is_shared(x: Any, wholes: dict[int, Tensor]) -> bool:
+    """Return whether the whole that was given for `x` is a view of its base's."""
+    return not isinstance(x, ShardedTensor) or wholes[id(x)] is not x._whole
 
 
 def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

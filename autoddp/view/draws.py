@@ -17,7 +17,7 @@ from torch import Tensor
 from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode, parts_of
 from autoddp.view.local_call import LocalCall
-from autoddp.view.redistribute import agreed_order
+from autoddp.view.redistribute import agreed_strides
 from autoddp.view.shard_sizes import ShardSizes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Draws(DispatchMode):
 
     def _rows(self, drawn: Tensor, dim: int) -> Tensor:
         """Return this rank's rows in memory of their own: a view would keep the whole batch's."""
-        return self.sizes.shard(drawn, dim).clone(memory_format=torch.contiguous_format)
+        return self.sizes.shard(drawn, dim).clone()
 
     def _batch_dim(self, shape: Any) -> int | None:
         """Return the batch's dimension in a shape: `dim` if its size fits, else the first fit."""
@@ -86,10 +86,10 @@ class Draws(DispatchMode):
         return next((d for d in candidates if d < len(shape) and shape[d] == rows), None)
 
     def _empty_whole(self, x: Tensor, dim: int) -> Tensor:
-        """Return an uninitialised tensor like `x` for the whole batch."""
+        """Return an uninitialised whole batch, in the layout by which torch draws."""
         shape = (*x.shape[:dim], self.sizes.total, *x.shape[dim + 1 :])
-        order = agreed_order(x, self.sizes)
-        return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
+        strides = agreed_strides(x, self.sizes, dim)
+        return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
 
     def _draws_own_rows(self, x: Tensor) -> bool:
         view = self.view

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoddp.view.aliases import AliasGroup
+from autoddp.view.aliases import Base
 from autoddp.view.redistribute import shard
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor
@@ -96,12 +96,15 @@ class ModuleEntry:
         if dim is None:
             return x
         local = shard(x, sizes, dim)
-        if x.requires_grad:
-            return ShardedTensor(local, sizes, dim)
-        # writes into the sharded tensor reach the script's tensor
-        shared = AliasGroup()
-        shared.export(x, local, sizes, dim, raw=False)
-        return ShardedTensor(local, sizes, dim, shared)
+        if not x.requires_grad:
+            # memory of the script's tensor, with versions of its own
+            outer = (n * s for n, s in zip(x.shape, x.stride(), strict=True))
+            local = local.data if x.stride(dim) * x.shape[dim] >= max(outer) else local.clone()
+        made = ShardedTensor(local, sizes, dim)
+        made.base = Base(local, made.spec)  # writes into one reach the other
+        made.base.keep(x)
+        made.base.exported = True
+        return made
 
 
 def _is_placed(out: Any) -> bool:

@@ -16,6 +16,7 @@ from torch.nn import Buffer, Parameter
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import FunctionalTensor
+from autoddp.view.aliases import memory_of
 from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.sharded_tensor import ShardedTensor, wrap
@@ -31,6 +32,7 @@ LISTS = {tuple, list, torch.Size}
 BOUNDS = {int, type(None)}
 # tokens of a schema, for a value or for the start of a group of values
 TENSOR, CLOSE, SLICE, KEYWORDS = (object() for _ in range(4))
+MAYBE = "maybe"  # a result may be a view
 GATHER_ONCE = object()  # a rule's decision to gather in this call only
 
 
@@ -123,12 +125,14 @@ class LocalCall:
         args: Positional arguments, as many as in the call.
         kwargs: Keyword arguments, as in the call.
         out: The placement of the result, or a list for several; None if it is replicated.
-        aliases: Whether a result may share memory with the first sharded argument, or be it.
+        aliases: Whether results are views of the first argument, a sharded tensor, or may be it;
+            MAYBE if the result may also be a copy.
         in_place: Whether the function writes into its first argument and returns it.
+        keeps_layout: Whether a result of the first sharded argument's shape has its strides.
     """
 
     __slots__ = (
-        *("aliases", "constants", "converted", "in_place", "names"),
+        *("aliases", "constants", "converted", "in_place", "keeps_layout", "names"),
         *("out", "replicated", "shards", "sizes", "specs"),
     )
 
@@ -137,10 +141,12 @@ class LocalCall:
         args: Any,
         kwargs: dict[str, Any],
         out: Placement | list[Placement | None] | None,
-        aliases: bool = False,
+        aliases: Any = False,
         in_place: bool = False,
+        keeps_layout: bool = False,
     ) -> None:
         self.out, self.aliases, self.in_place = out, aliases, in_place
+        self.keeps_layout = keeps_layout
         self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
         self.replicated = [i for i, x in enumerate(args) if type(x) in REPLICATED]
         self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
@@ -159,50 +165,60 @@ class LocalCall:
         given = list(args)
         for i in self.shards:
             x = given[i]
-            given[i] = x._local if x.aliases_if_any is None else x.local
-        for i in self.replicated:
-            x = given[i]
-            if not x.is_leaf:  # without a gradient `x` is a leaf
-                given[i] = with_mean_gradient(x, self.sizes.view.group)
-        for i, value in self.constants:
-            given[i] = value
-        if self.converted or self.names:
+            given[i] = x._local if x.base is None else x.local
+        if self.replicated or self.constants or self.converted or self.names:
             kwargs = self._convert(given, kwargs)
         out = func(*given, **kwargs) if kwargs else func(*given)
         me: Any = args[self.shards[0]] if self.shards else None
         if self.in_place or (me is not None and out is me._local):
-            me.refresh()  # the argument is returned, or was written into
+            if not self.aliases or self.in_place:  # relu(x, inplace=True) writes, not contiguous()
+                me.wrote()
             return None if out is None else me
         if type(out) not in REPLICATED or self.out is None:
-            return self._several(out, me)
+            return self._several(out, me, func, args, kwargs)
         spec = self.specs or self._spec(out)
-        if not self.aliases:
+        if self.aliases:
+            return self._view(out, spec, me, (func, args[1:], kwargs, None))
+        if self.keeps_layout and spec.sizes.local == 1 and me is not None:
+            out = with_same_row_stride(me._local, out)
+        return wrap(out, spec)
+
+    def _view(self, out: Tensor, spec: Spec, me: ShardedTensor, step: Any) -> ShardedTensor:
+        """Wrap a result that is, or may be, a view of the first argument."""
+        if self.aliases is MAYBE and memory_of(out) != memory_of(me._local):
             return wrap(out, spec)
         if spec.dim == me.spec.dim == 0 and spec.sizes.local == 1 < spec.sizes.total:
             out = with_outermost_stride(me._local, out)
-        return wrap(out, spec, me.aliases)
+        return me.view_by((*step, torch.is_grad_enabled()), out, spec)
 
     def _convert(self, given: list[Any], kwargs: Any) -> Any:
-        """Convert the arguments with a conversion, in `given`; return the keyword arguments."""
+        """Convert all arguments but shards, in `given`; return the keyword arguments."""
         sizes = self.sizes
+        for i in self.replicated:
+            x = given[i]
+            if not x.is_leaf:  # without a gradient `x` is a leaf
+                given[i] = with_mean_gradient(x, sizes.view.group)
+        for i, value in self.constants:
+            given[i] = value
         for i, step in self.converted:
             given[i] = step(given[i], sizes)
         if not self.names:
             return kwargs
         return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
 
-    def _several(self, out: Any, me: Any) -> Any:
+    def _several(self, out: Any, me: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Wrap several results; one without a placement is returned as it is."""
         if self.out is None or not isinstance(out, (tuple, list)):
             return out
-        shared = me.aliases if self.aliases else None
-        specs = self.specs or self._spec(out)
-        return type(out)(
-            [
-                wrap(o, s, shared) if s is not None and isinstance(o, Tensor) else o
-                for o, s in zip(out, specs, strict=True)
-            ]
-        )
+        grad, made = torch.is_grad_enabled(), []
+        for item, (o, s) in enumerate(zip(out, self.specs or self._spec(out), strict=True)):
+            if s is None or not isinstance(o, Tensor):
+                made.append(o)
+            elif self.aliases:
+                made.append(me.view_by((func, args[1:], kwargs, item, grad), o, s))
+            else:
+                made.append(wrap(o, s))
+        return type(out)(made)
 
     def _spec(self, out: Any) -> Any:
         """Compute the specs of results, once for all calls of this schema."""
@@ -235,6 +251,19 @@ def with_outermost_stride(before: Tensor, view: Tensor) -> Tensor:
     if view.stride(0) >= span:
         return view
     return view.as_strided(view.shape, (span, *view.stride()[1:]))
+
+
+def with_same_row_stride(before: Tensor, out: Tensor) -> Tensor:
+    """Return a result of a single row with the strides of the argument, if only dims of 1 differ.
+
+    torch computes a single row in another layout than several, as both are contiguous.
+    """
+    if out.shape != before.shape or out.layout is not torch.strided or not out.numel():
+        return out
+    pairs = zip(out.stride(), before.stride(), out.shape, strict=True)
+    if out.stride() == before.stride() or any(a != b and n > 1 for a, b, n in pairs):
+        return out
+    return out.as_strided(out.shape, before.stride())
 
 
 def _span(x: Tensor) -> int:

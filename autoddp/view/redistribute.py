@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from autoddp.view.shard_sizes import ShardSizes
+from autoddp.view.shard_sizes import ShardSizes, whole_strides
 
 
-def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
-    """Return the dimensions of the whole tensor in memory order, the outermost first.
+def agreed_strides(local: Tensor, sizes: ShardSizes, dim: int) -> tuple[int, ...]:
+    """Return the strides of the whole tensor, of which `local` is this rank's shard along `dim`.
 
-    In this order `view` works on it, and generators fill it, as in one process. That of a dimension
-    of size 1 is ambiguous: where only some ranks have one row, rank 0 decides, which has the most.
+    In their order generators fill it, and by them `reshape` views or copies it, as in one process.
+    The stride of a single row is ambiguous: where only some ranks have one row, rank 0 decides,
+    which has the most.
     """
-    strides, shape = local.stride(), local.shape
-    order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] < 2, k))
+    strides = whole_strides(local.shape, local.stride(), dim, sizes)
     if sizes.smallest > 1 or sizes.even or local.dim() < 2:
-        return order
-    agreed = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())
-    return list(json.loads(agreed)[0])
+        return strides
+    agreed = sizes.view.group.confer("strides", json.dumps(strides).encode())
+    return tuple(json.loads(agreed)[0])
 
 
 def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
@@ -37,7 +37,8 @@ def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     if sizes.blocks > 1:
         split = local.unflatten(dim, (sizes.blocks, sizes.local // sizes.blocks))
         return all_gather_rows(split, sizes.of_one_block(), dim + 1).flatten(dim, dim + 1).data
-    order = agreed_order(local, sizes)
+    strides = agreed_strides(local, sizes, dim)
+    order = sorted(range(len(strides)), key=lambda k: (-strides[k], local.shape[k] < 2, k))
     x = local.movedim(dim, 0)
     if not sizes.even:
         padded = x.new_zeros((sizes.largest, *x.shape[1:]))
@@ -57,20 +58,25 @@ class Boundary(Function):
 
 
 class Gather(Boundary):
-    """All-gather a shard to the whole batch; backward returns this rank's rows, times N."""
+    """All-gather a shard to the whole batch; backward returns this rank's rows, times N.
+
+    If the whole is `known` already, the result shares its memory.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, sizes: ShardSizes, dim: int, known: Tensor | None = None
+    ) -> Tensor:
         ctx.sizes, ctx.dim = sizes, dim
-        return all_gather_rows(rows.detach(), sizes, dim)
+        return all_gather_rows(rows.detach(), sizes, dim) if known is None else known.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (g,) = grads
         size = ctx.sizes.view.group.size
         if torch.is_grad_enabled() and g.requires_grad:  # for a second derivative
-            return Scatter.apply(g, ctx.sizes, ctx.dim) * size, None, None
-        return ctx.sizes.shard(g, ctx.dim) * size, None, None
+            return Scatter.apply(g, ctx.sizes, ctx.dim) * size, None, None, None
+        return ctx.sizes.shard(g, ctx.dim) * size, None, None, None
 
 
 class Scatter(Boundary):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -112,21 +112,29 @@ class Spec:
         self.strides: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 
     def strides_for(self, local: Tensor) -> tuple[int, ...] | None:
-        """Return the strides of the whole tensor for the layout of `local`; None if contiguous.
+        """Return the strides of the whole tensor for the layout of `local`; None if contiguous."""
+        result = whole_strides(local.shape, local.stride(), self.dim, self.sizes)
+        contiguous = torch.empty(self.shape, device="meta").stride()
+        self.strides[local.stride()] = None if result == contiguous else result
+        return self.strides[local.stride()]
 
-        `local.is_contiguous()` is not used, as it ignores the stride of a single row.
-        """
-        local_strides = local.stride()
-        shape, strides, step = self.shape, [0] * len(local_strides), 1
-        for dim in sorted(range(len(local_strides)), key=lambda k: (local_strides[k], -k)):
-            if local_strides[dim] == 0 and shape[dim] > 1:
-                continue  # expanded
-            strides[dim] = step
-            step *= max(shape[dim], 1)
-        result = tuple(strides)
-        contiguous = torch.empty(shape, device="meta").stride()
-        self.strides[local_strides] = None if result == contiguous else result
-        return self.strides[local_strides]
+
+def whole_strides(
+    shape: Any, strides: tuple[int, ...], dim: int, sizes: ShardSizes
+) -> tuple[int, ...]:
+    """Return the strides of the whole tensor for those of a shard along `dim`.
+
+    The strides of dimensions that lie outside of the rows in memory grow with the number of rows.
+    """
+    rows, row = max(shape[dim], 1), strides[dim]
+    if rows == 1:  # the stride of a single row says little: it lies outside of all with less
+        inside = [k for k, s in enumerate(strides) if (s, dim) < (row, k) and shape[k] > 1]
+        row = max([row, *(strides[k] * shape[k] for k in inside)])
+    block, whole_block = rows * row, sizes.total * row
+    return tuple(
+        row if k == dim else s if not block else s // block * whole_block + s % block
+        for k, s in enumerate(strides)
+    )
 
 
 @lru_cache(64)

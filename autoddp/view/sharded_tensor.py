@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import nullcontext
 from typing import Any, TypeGuard
 
@@ -11,13 +10,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import outside_transforms, transform
-from autoddp.view.aliases import RAW, AliasGroup, exposes, overwrite, same_mode, version
+from autoddp.view.aliases import Base, Path, Step, along, forget, same_mode, version
 from autoddp.view.pending_sums import Part
-from autoddp.view.redistribute import Gather, SumOverRanks, node_name, shard, with_node_name
+from autoddp.view.redistribute import Gather, SumOverRanks, node_name, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
 UNKNOWN = (-1,)
+DETACH = {Tensor.detach, torch.detach}
 PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
@@ -51,24 +51,20 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
         local: This rank's shard.
         sizes: The number of rows on each rank.
         dim: The shard dimension.
-        aliases: The tensors that share memory with this one.
     """
 
     spec: Spec
     _local: Tensor
-    _whole: Tensor | None = None
-    _versions = (0, 0)
-    aliases_if_any: AliasGroup | None = None
+    base: Base | None = None  # made when it is needed
+    path: Path = ()  # of the functions that make this view of its base
+    _whole: Tensor | None = None  # of a small view that was gathered without its base
+    _seen = -1
 
     @staticmethod
     def __new__(
-        cls: type[ShardedTensor],
-        local: Tensor,
-        sizes: ShardSizes,
-        dim: int = 0,
-        aliases: AliasGroup | None = None,
+        cls: type[ShardedTensor], local: Tensor, sizes: ShardSizes, dim: int = 0
     ) -> ShardedTensor:
-        return wrap(local, sizes.spec(tuple(local.shape), dim), aliases)
+        return wrap(local, sizes.spec(tuple(local.shape), dim))
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -116,88 +112,68 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
         return self.spec.dim, self.spec.sizes
 
     @property
-    def aliases(self) -> AliasGroup:
-        """Return the tensors that share memory with this one."""
-        found = self.aliases_if_any
-        if found is None:
-            found = self.aliases_if_any = AliasGroup()
-        return found
+    def based(self) -> Base:
+        """Return the base of this tensor, which is its own if it is no view."""
+        if self.base is None:
+            self.base = Base(self._local, self.spec)
+        return self.base
 
     @property
     def local(self) -> Tensor:
-        """Return this rank's shard, including what was written into gathered copies."""
-        shared = self.aliases_if_any
-        if shared is not None and (shared.gathered or shared.exported):
-            shared.sync_rows()
+        """Return this rank's shard, including what was written into the whole."""
+        base = self.base
+        if base is not None and (base.whole is not None or base.source is not None):
+            base.sync()
         return self._local
 
-    def full(self) -> Tensor:
-        """Return the whole batch; one all-gather serves all reads until the next write."""
-        local = self.local
-        whole = self._whole
-        needs = local.requires_grad and torch.is_grad_enabled()
-        shared = self.aliases
+    def full(self, shared: bool = False) -> Tensor:
+        """Return the whole batch; one all-gather serves all reads until the next write.
+
+        Args:
+            shared: Whether the caller may write into it, or the script get a view of it. Otherwise
+                a view that is smaller than its base may be gathered alone.
+        """
+        base = self.based
+        root = base.root
         if (
-            whole is not None
-            and self._versions[0] == version(local)
-            and not shared.separate_versions
-            and (whole.requires_grad or not needs)
+            shared
+            or not self.path
+            or root.whole is not None
+            or self.numel() >= root.spec.shape.numel()
         ):
-            return whole
-        exported = shared.exported_whole(local) if shared.exported and not needs else None
-        with outside_transforms() if transform() else nullcontext(), same_mode(local):
-            gather = with_node_name(Gather, node_name(local)) if needs else Gather
-            whole = (
-                gather.apply(local, self.sizes, self.shard_dim) if exported is None else exported
-            )
-        if self._whole is None and not whole.is_inference():
-            shared.gathered.append(weakref.ref(self))
-        self._whole, self._versions = whole, (version(local), version(whole))
+            return along(self.path, base.gathered())
+        rows, whole = self._local, self._whole
+        needs = rows.requires_grad and torch.is_grad_enabled()
+        if whole is None or self._seen != version(rows) or (needs and not whole.requires_grad):
+            with outside_transforms() if transform() else nullcontext(), same_mode(rows):
+                gather = with_node_name(Gather, node_name(rows)) if needs else Gather
+                whole = self._whole = gather.apply(rows, self.spec.sizes, self.spec.dim)
+            self._seen = version(rows)
         return whole
 
-    def sync_rows(self, untracked: bool = False) -> None:
-        """Copy writes into the gathered whole to the shard; `untracked` ones change no version."""
-        whole = self._whole
-        if whole is None:
-            return
-        untracked |= whole.is_inference()
-        if not untracked and whole._version == self._versions[1]:
-            return
-        self._versions = (self._versions[0], version(whole))
-        source = whole.detach() if untracked else whole
-        local = shard(source, self.sizes, self.shard_dim)
-        if overwrite(self._local, local, untracked):
-            self.aliases.forget_gathered(self)
-        self._versions = (version(self._local), version(whole))
+    def wrote(self) -> None:
+        """Note that all ranks have written into their rows of the batch."""
+        forget(self._whole)
+        self._whole = None
+        if self.base is not None:
+            self.base.wrote()
 
-    def note_refresh(self) -> None:
-        """Record the versions after a refresh, so that it does not count as a write."""
-        whole, exported = self._whole, self.aliases.exported_whole(self._local)
-        if whole is not None and exported is not None and whole.data_ptr() == exported.data_ptr():
-            self._versions = (version(self._local), version(whole))
+    def view_by(self, step: Step, local: Tensor, spec: Spec) -> ShardedTensor:
+        """Return the view of this tensor that `step` makes; `local` is this rank's shard of it."""
+        made, base = wrap(local, spec), self.based
+        if step[0] in DETACH:
+            made.base = Base(local, spec, (base, self.path))
+        else:
+            made.base, made.path = base, (*self.path, step)
+        return made
 
-    def refresh(self) -> None:
-        """Update gathered memory that the script holds, after all ranks wrote into the batch."""
-        shared = self.aliases_if_any
-        if shared is not None and shared.exported:
-            shared.refresh()
-
-    def sync_after(self, out: Any, func: Any, untracked: bool = False) -> None:
-        """Copy what `func` wrote into the whole to the shard; note if `out` exposes the memory."""
-        self.sync_rows(untracked)
-        self.export(out, func)
-        if self._whole is not None and self._whole.is_inference():
-            self._whole = None  # inference tensors have no version counter: it may be stale
-
-    def export(self, out: Any, func: Any) -> None:
-        """Note that the script can access the memory of the whole, if `out` exposes it."""
-        whole, name = self._whole, getattr(func, "__name__", "")
-        if whole is not None and not transform() and exposes(out, whole, name):
-            raw = whole.device.type == "cpu" or name in RAW  # a CPU view can become an array
-            self.aliases.export(whole, self._local, self.sizes, self.shard_dim, raw)
+    def begin_graph(self) -> None:
+        """Give a view a base of its own, in the same memory: a graph begins here."""
+        if self.path:
+            self.base, self.path = Base(self._local, self.spec, (self.based, self.path)), ()
 
 
-def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> ShardedTensor:
+def wrap(local: Tensor, spec: Spec) -> ShardedTensor:
     """Return a sharded tensor of this local shard, placed as in `spec`."""
     strides, shape = None, local.shape
     if shape != spec.local_shape:  # a float decides it, as in `interpolate(x, scale_factor=2.0)`
@@ -210,8 +186,6 @@ def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> Sharde
         ShardedTensor, spec.shape, strides=strides, dtype=local.dtype, device=local.device
     )
     made._local, made.spec = local, spec
-    if aliases is not None:
-        made.aliases_if_any = aliases
     return made
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.report import Report, users_line
+from autoddp.torch_internals import current_node, in_function
 from autoddp.view.order import Order
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.shard_sizes import ShardSizes, even_sizes
@@ -30,6 +31,7 @@ class View:
         recent_modules: The modules called last; freed ones stay, so that ranks agree.
         tracing: Whether a compiler traces a graph of sharded tensors.
         streams: The states of this rank's own random streams, by device.
+        again: The node of the graph for which a backward computes something again; or None.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class View:
         self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MAX_RECENT)
         self.tracing = False
         self.streams: dict[torch.device, Tensor] = {}
+        self.again: Any = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
     def even_sizes(self, total: int) -> ShardSizes:
@@ -61,6 +64,10 @@ class View:
         if sizes is None:
             sizes = self._sizes[per_rank, blocks] = ShardSizes(self, per_rank, blocks)
         return sizes
+
+    def in_function(self) -> bool:
+        """Return whether autograd's engine runs the backward of an `autograd.Function`."""
+        return in_function() and current_node() is not self.again
 
     def gathered(self, name: str, size: int) -> None:
         """Record that the function `name` gathered a batch of `size` bytes."""

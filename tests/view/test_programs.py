@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from autoddp.view import full
 from tests.support.fuzz import examples
 from tests.support.threads import run_threads
 from tests.view.compare import Counting, by_rows, difference
+from tests.view.programs import check
 
 pytestmark = pytest.mark.slow
 
@@ -120,3 +122,9 @@ def test_programs_equal_those_on_the_whole_batch(case):
         assert said is None, f"{said}; gathered: {view.names}"
 
     run_threads(here, len(sizes))
+
+
+def test_programs_with_aliases_writes_and_draws_equal_those_of_one_process():
+    first = 1000 * datetime.date.today().toordinal()  # others each day
+    found = {seed: said for seed in range(first, first + 500) if (said := check(seed))}
+    assert not found, f"`python -m tests.view.programs 1 --seed N`: {found}"

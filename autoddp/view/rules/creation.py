@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.draws import FILL, LIKE, DrawingCall
-from autoddp.view.local_call import LocalCall
+from autoddp.view.local_call import MAYBE, LocalCall
 from autoddp.view.redistribute import shard
 from autoddp.view.rules.operands import any_sharded, arguments
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
@@ -22,7 +22,7 @@ def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if any(type(x) is Partial for x in (*rest, *kwargs.values())):
         return NotImplemented
-    return LocalCall(args, kwargs, me.placement)
+    return LocalCall(args, kwargs, me.placement, keeps_layout="memory_format" not in kwargs)
 
 
 @rule("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
@@ -48,12 +48,14 @@ def dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     writes = bool(bound.get("inplace"))
     if not bound.get("training", bound.get("train")) or not bound["p"]:
-        return LocalCall(args, kwargs, me.placement, aliases=True, in_place=writes)
+        return LocalCall(args, kwargs, me.placement, MAYBE, in_place=writes)
     if name in CHANNELS and (me.dim() < 2 or me.shard_dim > 1):
         return NotImplemented  # the mask is not sharded
     if CHANNELS.get(name) not in (None, me.dim()):
         return NotImplemented  # an input without a batch dimension
-    return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
+    return DrawingCall(
+        args, kwargs, me.placement, in_place=writes, keeps_layout=True, drawn=me.placement
+    )
 
 
 @rule(*LIKE, *FILL)
@@ -65,7 +67,9 @@ def noise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("generator") is not None:
         return NotImplemented
     writes = func.__name__ in FILL
-    return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
+    return DrawingCall(
+        args, kwargs, me.placement, in_place=writes, keeps_layout=True, drawn=me.placement
+    )
 
 
 @uncached_rule("bernoulli", "multinomial")

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import MISALIGNED, alias_of, arguments, dim_of
+from autoddp.view.rules.operands import MISALIGNED, arguments, dim_of, view_of
 from autoddp.view.rules.rows import named_dims, row_operand, rowwise, with_arguments
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import rule
@@ -80,7 +80,10 @@ def split_blocks(func: Any, me: ShardedTensor, args: Any, kwargs: dict[str, Any]
     rows = me.sizes.local // me.sizes.blocks
     parts = me.local.split([n // each * rows for n in sections], me.shard_dim)
     splits = [me.sizes.view.shard_sizes(me.sizes.per_rank, n // each) for n in sections]
-    return tuple(alias_of(me, part, None, c) for part, c in zip(parts, splits, strict=True))
+    pairs = enumerate(zip(parts, splits, strict=True))
+    return tuple(
+        view_of(me, part, (func, args[1:], kwargs, k), me.shard_dim, c) for k, (part, c) in pairs
+    )
 
 
 @rule("repeat_interleave")

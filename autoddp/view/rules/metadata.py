@@ -8,10 +8,10 @@ from torch import Tensor
 
 from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors
-from autoddp.view.aliases import AliasGroup
-from autoddp.view.local_call import LocalCall
+from autoddp.view.aliases import Base
+from autoddp.view.local_call import MAYBE, LocalCall
 from autoddp.view.redistribute import Renamed, node_name, shard, with_node_name
-from autoddp.view.rules.operands import alias_of
+from autoddp.view.rules.operands import view_or_copy
 from autoddp.view.rules.partial import copy_or_cast, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import attribute_rule, rule, uncached_rule
@@ -44,8 +44,8 @@ def memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, *rest = args
     if not is_sharded(me):
         return NotImplemented
-    wholes = [me._whole, *(each.whole for each in me.aliases.exported.values())]
-    held = [me.local, *(x for x in wholes if x is not None)]
+    whole = me.based.root.whole
+    held = [me.local] if whole is None else [me.local, whole]
     found = [func(x, *rest, **kwargs) for x in held]
     return any(found) if func is not Tensor.record_stream else None
 
@@ -99,6 +99,10 @@ def _set_requires_grad(me: ShardedTensor, yes: bool) -> None:
     local = me.local
     fresh = yes and not local.requires_grad
     local.requires_grad_(yes)
+    if fresh:
+        me.begin_graph()
+    elif not yes:
+        me.based.drop_graph()
     if fresh and not hasattr(local, "_autoddp_rows"):  # a hook outlives requires_grad_(False)
         view = me.sizes.view
         local._autoddp_rows = True  # type: ignore[attr-defined]  # excludes it from averaging
@@ -169,20 +173,23 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) > 1:
         _replace_memory(me, args[1])
         return None
-    me.aliases.separate_versions = True
-    return alias_of(me, me.local.data)
+    made = ShardedTensor(me.local.data, me.sizes, me.shard_dim)
+    made.base = Base(made._local, made.spec, (me.based, me.path), own_version=True)
+    return made
 
 
 def _replace_memory(me: ShardedTensor, value: Any) -> None:
     """Replace the memory of a batch by that of `value`; former views keep the old memory."""
-    me.local.data = _local_value(me, value)
-    me._whole = None  # gathered from the old memory
+    local, new = me.local, _local_value(me, value)
+    if me.base is not None and not me.path:
+        me.base.rows = local.view_as(local)  # the old memory
+    local.data = new
+    me.base, me.path, me._whole = Base(local, me.spec), (), None
     if is_sharded(value) and value.placement == me.placement:
-        me.aliases_if_any = value.aliases
-        return
-    me.aliases_if_any = AliasGroup()
-    if not isinstance(value, (ShardedTensor, Partial)):
-        me.aliases.export(value.detach(), me.local, me.sizes, me.shard_dim, raw=False)
+        me.base.source, me.base.own_version = (value.based, value.path), True
+    elif not isinstance(value, (ShardedTensor, Partial)):
+        me.base.keep(value.detach())
+        me.base.exported = True
 
 
 def _local_value(me: ShardedTensor, value: Any) -> Tensor:
@@ -245,15 +252,28 @@ def _wrapped_gradient(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTens
 CASTS = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
-@rule(*CASTS, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
+@rule(*CASTS, "type", "type_as", "contiguous", "clone", "detach", "pin_memory")
 def cast_or_copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Cast, move or copy the batch; the placement stays."""
-    me, *rest = args
+    me, name = args[0], func.__name__
     if isinstance(me, Partial):
         return copy_or_cast(func, args, kwargs)
     if not is_sharded(me):
         return NotImplemented
-    if func.__name__ == "contiguous" and me.sizes.smallest < 2 and not me.is_contiguous(**kwargs):
-        # a single row may be contiguous already, where one process copies
-        return ShardedTensor(me.local.clone().contiguous(*rest, **kwargs), me.sizes, me.shard_dim)
-    return LocalCall(args, kwargs, me.placement, aliases=True)
+    if name == "contiguous":
+        return view_or_copy(LocalCall(args, kwargs, me.placement, MAYBE), func, args, kwargs)
+    if name == "clone":
+        keeps = "memory_format" not in kwargs
+        return LocalCall(args, kwargs, me.placement, keeps_layout=keeps)
+    return LocalCall(args, kwargs, me.placement, name == "detach" or MAYBE)
+
+
+@uncached_rule("detach_")
+def detach_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Detach the rows and the whole; torch raises its error for a view."""
+    me = args[0]
+    if isinstance(me, Partial):
+        return copy_or_cast(func, args, kwargs)
+    me.local.detach_()
+    me.based.drop_graph()
+    return me

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn import functional as F  # the field's name for it
 
-from autoddp.view.local_call import LocalRows
-from autoddp.view.redistribute import shard, with_mean_gradient
+from autoddp.view.local_call import GATHER_ONCE, LocalCall, LocalRows
+from autoddp.view.redistribute import agreed_strides, shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, full, is_sharded
 
@@ -122,10 +122,43 @@ def any_sharded(values: Any) -> bool:
     return any(type(x) is ShardedTensor for x in values)
 
 
-def alias_of(
-    me: ShardedTensor, out: Tensor, dim: int | None = None, sizes: ShardSizes | None = None
+def view_of(
+    me: ShardedTensor, out: Tensor, step: tuple[Any, ...], dim: int, sizes: ShardSizes
 ) -> ShardedTensor:
-    """Return a sharded tensor that may share memory with `me`; `me` if `out` is its own shard."""
+    """Return the view of `me` with the local rows `out`; `me` if these are its own.
+
+    Args:
+        me: A sharded tensor.
+        out: The local rows of a view.
+        step: The function that makes the view of the whole, its other arguments by position and
+            name, and which of its results is meant.
+        dim: The shard dimension of the view.
+        sizes: The number of its rows on each rank.
+    """
     if out is me._local:
         return me
-    return ShardedTensor(out, sizes or me.sizes, me.shard_dim if dim is None else dim, me.aliases)
+    func, rest, kwargs, item = step
+    made = (func, rest, kwargs, item, torch.is_grad_enabled())
+    return me.view_by(made, out, sizes.spec(tuple(out.shape), dim))
+
+
+def view_or_copy(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the decision for a function that views or copies by the layout of its argument.
+
+    Where all ranks have several rows, and one block, the layout of a shard tells that of the whole.
+    """
+    me: ShardedTensor = args[0]
+    if (me.sizes.smallest > 1 and me.sizes.blocks == 1) or me.local.layout is not torch.strided:
+        return call
+    strides = agreed_strides(me.local, me.sizes, me.shard_dim)
+    whole = torch.empty_strided(me.shape, strides, dtype=me.dtype, device="meta")
+    made = func(whole, *args[1:], **kwargs)
+    if made is whole:
+        return me
+    out = call.run(func, args, kwargs)
+    if made._is_view() == bool(out.path):
+        return out
+    if made._is_view():
+        return GATHER_ONCE
+    copy = (me.local if out is me else out._local).clone()
+    return ShardedTensor(copy, out.sizes, out.shard_dim)

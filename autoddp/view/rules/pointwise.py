@@ -33,10 +33,9 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     local = tree_map(lambda x: aligned(x, lead.sizes, dim, ndim), (args, kwargs))
     if any(x is MISALIGNED for x in tree_leaves(local)):
         return NotImplemented
-    # functions with inplace=True return the memory of their input
-    aliases = any(x is True for x in leaves)
     local_args, local_kwargs = local
-    return LocalCall(local_args, local_kwargs, (dim, lead.sizes), aliases, in_place=writes)
+    place = (dim, lead.sizes)
+    return LocalCall(local_args, local_kwargs, place, in_place=writes, keeps_layout=True)
 
 
 @rule("where")

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from autoddp.errors import BadInput
 from autoddp.torch_internals import no_dispatch, plain_tensors
-from autoddp.view.local_call import Const, LocalCall
+from autoddp.view.local_call import MAYBE, Const, LocalCall
 from autoddp.view.rules.joining import split_blocks
-from autoddp.view.rules.operands import alias_of, dims_of
+from autoddp.view.rules.operands import dims_of, view_of, view_or_copy
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import attribute_rule, refusal, rule, uncached_rule
@@ -24,11 +24,11 @@ def _listed(rest: Any) -> list[Any]:
     return list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
 
 
-def _resized(me: Any, rest: Any, sizes: list[int], placement: Any) -> Any:
+def _resized(me: Any, rest: Any, sizes: list[int], placement: Any, aliases: Any = True) -> Any:
     """Return the decision for a view of these sizes, passed as in `rest`: a tuple or one by one."""
     listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
     args = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
-    return LocalCall((me, *args), {}, placement, aliases=True)
+    return LocalCall((me, *args), {}, placement, aliases)
 
 
 @rule("view", "reshape")
@@ -50,7 +50,9 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _check_view(func, me, shape)
     dim, sizes = placement
     shape[dim] = sizes.local
-    return _resized(me, rest, shape, placement)
+    if func.__name__ == "view":
+        return _resized(me, rest, shape, placement)
+    return view_or_copy(_resized(me, rest, shape, placement, MAYBE), func, args, kwargs)
 
 
 def _regrouped(me: ShardedTensor, new_shape: list[int]) -> tuple[int, ShardSizes] | None:
@@ -144,7 +146,9 @@ def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "unflatten":
         return me.reshape(shape)
     placement = _regrouped(me, shape)
-    return NotImplemented if placement is None else LocalCall(args, kwargs, placement, aliases=True)
+    if placement is None:
+        return NotImplemented
+    return view_or_copy(LocalCall(args, kwargs, placement, MAYBE), func, args, kwargs)
 
 
 @rule("squeeze")
@@ -163,7 +167,7 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return LocalCall((me, Const(dropped)), {}, placement, aliases=True)
     if kwargs:
         return LocalCall(args, {"dim": Const(dropped)}, placement, aliases=True)
-    return alias_of(me, me.local.squeeze(dropped), placement[0])
+    return view_of(me, me.local.squeeze(dropped), (func, (), {}, None), *placement)
 
 
 @rule("expand", "broadcast_to")
@@ -205,8 +209,8 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise BadInput(refusal(me.shape, name))
     with torch.no_grad(), plain_tensors(), no_dispatch():
         func(*args, **kwargs)
-    me._local, me.spec = out._local, out.spec
-    me._whole, me._versions = None, (0, 0)  # gathered in the old shape
+    me._local, me.spec, me.base, me.path = out._local, out.spec, out.base, out.path
+    me._whole = None  # gathered in the old shape
     return me
 
 
