@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.comm.context import Code
-from autoddp.errors import BadInput, LostGradient
+from autoddp.errors import AutoDDPError, BadInput, LostGradient
 from autoddp.torch_internals import (
     current_node,
     dispatch_depth,
@@ -18,7 +18,7 @@ from autoddp.torch_internals import (
     transform,
 )
 from autoddp.view.aliases import exposes, is_shape
-from autoddp.view.error_messages import WRONG, reword
+from autoddp.view.error_messages import OTHERS, WRONG, reword
 from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import (
@@ -28,7 +28,16 @@ from autoddp.view.sharded_tensor import (
     leaves_in,
 )
 from autoddp.view.state import View
-from autoddp.view.table import GRAPH, KNOWN, in_place, is_mutable, original_of, refusal, rule_for
+from autoddp.view.table import (
+    GRAPH,
+    KNOWN,
+    FunctionRule,
+    in_place,
+    is_mutable,
+    original_of,
+    refusal,
+    rule_for,
+)
 from autoddp.view.work import SHARDED, WHOLE
 
 MAX_DECISIONS = 16384  # cached decisions
@@ -133,7 +142,7 @@ def _by_rule(
         args, kwargs = tree_map(
             lambda x: x.full() if type(x) is Partial else x, (args, kwargs), is_leaf=is_shape
         )
-    out = rule.decide(func, args, kwargs)
+    out = _decision(rule, func, args, kwargs)
     if key is not None and rule.cached and (out is NotImplemented or isinstance(out, LocalCall)):
         if len(view.decisions) >= MAX_DECISIONS:
             view.decisions.clear()
@@ -143,6 +152,21 @@ def _by_rule(
     if isinstance(out, LocalCall):
         return out.run(func, args, kwargs)
     return out if out is NotImplemented else _note_write(func, args, out)
+
+
+def _decision(rule: FunctionRule, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what the rule decides: to gather in place of an error, as torch then raises its own.
+
+    A backward is not repeated, as its error may be of the script's own code.
+    """
+    try:
+        return rule.decide(func, args, kwargs)
+    except (AutoDDPError, *OTHERS):
+        raise
+    except Exception:
+        if func in GRAPH:
+            raise
+        return GATHER_ONCE
 
 
 def _blocked(leaves: list[Any], kinds: set[type], cached: bool) -> bool:

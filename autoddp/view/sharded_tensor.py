@@ -222,8 +222,11 @@ class Partial(DistributedTensor, metaclass=TensorType):
 
     @property
     def unread(self) -> bool:
-        """Return whether `local` is up to date: nobody has written into the reduced value."""
-        return self._value is None or self._value._version == self._written
+        """Return whether `local` is up to date: no write into the value, and it is not a leaf."""
+        value = self._value
+        if value is None:
+            return True
+        return value._version == self._written and not (value.requires_grad and value.is_leaf)
 
     def full(self) -> Tensor:
         """Return the sum; reading it reduces all pending sums."""

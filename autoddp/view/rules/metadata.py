@@ -82,6 +82,8 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             me.local.requires_grad = args[1]  # torch raises its own error
         _set_requires_grad(me, args[1])
         return None
+    if isinstance(me, Partial) and not me.unread:
+        return func(me.full())
     return me.local.requires_grad
 
 
