@@ -13,14 +13,24 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.context import Code
-from autoddp.effects import caches, paths
+from autoddp.effects import paths
 from autoddp.effects.overlay import Overlay
-from autoddp.effects.ownership import by_interpreter, by_tracker, loads_data, users_call
-from autoddp.report import users_line
+from autoddp.effects.ownership import (
+    by_compiler,
+    by_interpreter,
+    by_tracker,
+    loads_data,
+    users_call,
+)
+from autoddp.report import INSTALLED, users_line
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
     from autoddp.effects.nodes import Nodes
+
+# Each rank's own: devices, shared memory, the kernel's files, and installed packages.
+SYSTEM = ("/dev/", "/proc/", "/sys/")
+PACKAGES = (*INSTALLED, "/__pycache__/")
 
 
 class Mode(Enum):
@@ -80,22 +90,28 @@ class Effects:
     def touch(self, *touched: Any) -> Mode:
         """Return the mode of a call that concerns these paths, whoever makes it.
 
-        Calls that concern caches, and calls of the interpreter, pass through. Calls of an
-        experiment tracker, which runs on rank 0 only, are not synchronized.
+        Calls that concern a rank's own files, and calls of the interpreter or of a compiler, pass
+        through. Calls of an experiment tracker, which runs on rank 0 only, are not synchronized.
         """
         mode = self.mode()
         if mode is Mode.PASS_THROUGH or any(self.keeps(path) for path in touched):
             return Mode.PASS_THROUGH
-        if by_interpreter(2):
+        if by_interpreter(2) or by_compiler(2):
             return Mode.PASS_THROUGH
         return Mode.UNSYNCED if mode is Mode.SYNCED and by_tracker(2) else mode
 
     def keeps(self, path: Any) -> bool:
-        """Return whether `path` is in a cache of a library, or is private to this rank."""
+        """Return whether `path` is each rank's own, or is private to this rank.
+
+        A library's cache is not: it is a folder like any other.
+        """
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = paths.text(path)
-        return caches.keeps(full, self.overlay.private) or self.overlay.holds(full)
+        if full.startswith(SYSTEM) or any(part in full for part in PACKAGES):
+            return True
+        private = self.overlay.private
+        return self.overlay.holds(full) or any(f"{full}/".startswith(f"{one}/") for one in private)
 
     def reads(self) -> bool:
         """Return whether this process reads from the overlay first."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from autoddp.effects import paths
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, do
 from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import open_file, open_once
@@ -18,6 +19,7 @@ LETTERS = frozenset("wax+")
 FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Flags that are dropped in the overlay, where the file exists already.
 NOT_THERE = os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
+NAMELESS = getattr(os, "O_TMPFILE", 0)  # a file in this folder, without a name
 NAMES = (str, bytes, os.PathLike)
 WHY = "rank 0 opens the file to write; other ranks open a private copy, which they read"
 
@@ -62,8 +64,10 @@ class Files(EffectFeature):
             if not writes:
                 return self._read(call)
             sync = effects.touch(file)
-            if sync is Mode.PASS_THROUGH or call.named.get("opener") is not None:
-                return original(file, mode, *args, **kwargs)  # the opener calls `os.open`
+            if sync is Mode.PASS_THROUGH:
+                return original(file, mode, *args, **kwargs)
+            if call.named.get("opener") is not None:
+                return self._by_opener(call, sync)
             return open_file(effects, sync, call)
 
         return open
@@ -78,6 +82,8 @@ class Files(EffectFeature):
                 return original(path, flags, mode, dir_fd=dir_fd)
 
             def private(at: str) -> int:
+                if NAMELESS and flags & NAMELESS == NAMELESS:
+                    return self._nameless(original, flags, mode)
                 return original(at, flags & ~NOT_THERE | os.O_CREAT, mode | 0o600)
 
             writes = flags & FLAGS
@@ -93,6 +99,26 @@ class Files(EffectFeature):
             return int(opened)
 
         return open
+
+    def _by_opener(self, call: Call, mode: Mode) -> Any:
+        """Open a file by the script's `opener`, which calls `os.open`, maybe with another path."""
+        context, opener = self.context, call.named["opener"]
+        if mode is not Mode.SYNCED:
+            return call.plain()
+
+        def opened(*given: Any) -> Any:
+            with context.script():
+                return opener(*given)
+
+        with context.internal():  # else the path that the opener gets would be reported as written
+            return call.changed(opener=opened)
+
+    def _nameless(self, original: Callable[..., int], flags: int, mode: int) -> int:
+        """Open a file of this rank that has no name, on any file system."""
+        at = self.effects.overlay.new("nameless")
+        descriptor = original(at, flags & ~NAMELESS | os.O_CREAT, mode)
+        paths.remove(os.path.dirname(at))
+        return descriptor
 
     def _read(self, call: Call) -> Any:
         """Open a file for reading where this rank finds it, under the script's name."""

@@ -29,6 +29,16 @@ _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/lo
 # Experiment trackers, which are disabled on ranks above 0.
 _TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
 _OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)
+# Compilers, and what hands arrays to workers: their files and programs serve one rank.
+_COMPILERS = tuple(
+    f"{installed}{name}"
+    for installed in INSTALLED
+    for name in (
+        *("torch/_inductor/", "torch/_dynamo/convert_frame.py", "torch/_functorch/_aot_autograd/"),
+        *("torch/utils/cpp_extension.py", "triton/", "numba/", "cupy/cuda/compiler.py"),
+        "joblib/_memmapping_reducer.py",
+    )
+)
 NOBODY = "<nobody>"  # no other code calls, as in a thread of the standard library
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
@@ -88,6 +98,16 @@ def by_interpreter(depth: int = 1) -> bool:
     """Return whether Python itself or a pool makes the call: an import, a traceback, a worker."""
     file = caller(depth + 1)
     return file == NOBODY or file.startswith(_HERE) or is_pythons(file) or _of(_POOLS, file)
+
+
+def by_compiler(depth: int = 1) -> bool:
+    """Return whether a compiler calls, and not code of the user's that a compiler has called."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if _of(_COMPILERS, frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def within(folders: tuple[str, ...], depth: int = 1) -> bool:

@@ -20,14 +20,12 @@ from weakref import WeakSet
 
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
 from autoddp.effects.engine import Mode
-from autoddp.effects.ownership import by_tracker, users_call, within
+from autoddp.effects.ownership import by_compiler, by_tracker, users_call
 from autoddp.effects.pipes import shared
 from autoddp.errors import OutOfReach
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import is_users, users_line
 
-# Libraries whose programs run on every rank, as they fill caches.
-OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 READ_BACK = "every rank runs it, as it writes to an open file; capture_output=True runs it once"
 APART = "every rank does this; subprocess.run on the main thread runs a program once, on rank 0"
@@ -157,7 +155,7 @@ class Programs(EffectFeature):
         """
         mode, reads_back = self.effects.mode(), any(map(_reads_back, outputs))
         if mode is Mode.SYNCED and not reads_back:
-            return not (within(OWN) or by_tracker())
+            return not (by_compiler() or by_tracker())
         if self._ends():
             return True
         on_each_rank = reads_back or mode is Mode.UNSYNCED or self.effects.in_forked_child()

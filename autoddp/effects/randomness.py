@@ -32,13 +32,11 @@ from autoddp.report import INSTALLED
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + "/"
 _OURS = (os.path.dirname(wrapt.__file__) + "/", _PACKAGE)
 _STARTS = tuple(_PACKAGE + name for name in ("process/script.py", "decorator/"))
-# Code that draws names of files, locks and shared memory that each rank makes, in caches and in the
-# temporary folder. With equal names, two ranks of a node would write into each other's files.
+# Code that draws names of files and shared memory that each rank makes, for its workers and its
+# compilers. With equal names, two ranks of a node would write into each other's files.
 _NAMING = tuple(folder + name for folder in STDLIB for name in ("tempfile.py", "multiprocessing/"))
 _NAMERS = tuple(
-    installed + name
-    for installed in INSTALLED
-    for name in ("torch/", "triton/", "joblib/", "filelock/", "fsspec/", "huggingface_hub/")
+    installed + name for installed in INSTALLED for name in ("torch/", "triton/", "joblib/")
 )
 # Seeds that torch sets are the same on all ranks already.
 _NOT = (os.path.dirname(torch.__file__) + "/", _PACKAGE)

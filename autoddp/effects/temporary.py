@@ -1,7 +1,7 @@
 """Temporary files and folders have the names that rank 0 draws.
 
 They are made like any other file: by rank 0, and by others in their overlays. Temporary files of
-threads and of caches are private to each rank.
+threads, and those that serve one rank's imports, workers or compilers, are private to each rank.
 """
 
 from __future__ import annotations

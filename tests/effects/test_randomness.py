@@ -141,7 +141,5 @@ def test_later_draws_agree_after_a_rank_draws_alone(on, tmp_path):
 def test_random_names_of_private_files_differ_by_rank(on, tmp_path):
     zero, one = on(lambda run: library(tmp_path).names())
     assert not set(zero) & set(one)
-    zero, one = on(
-        lambda run: [library(tmp_path, name).draw() for name in ("filelock", "huggingface_hub")]
-    )
+    zero, one = on(lambda run: [library(tmp_path, name).draw() for name in ("joblib", "triton")])
     assert not set(zero) & set(one)
