@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -71,6 +72,23 @@ def test_writes_that_bypass_pythons_open_are_reported_once_per_line(on):
         f"[autoddp] train.py:{line - 1}: every rank writes b, as this bypasses Python's open",
     ]
     assert [said for _, said in others] == [[], []]
+
+
+def test_a_file_opened_by_an_opener_is_not_reported(on):
+    """As `tempfile` does, which names the folder to `open` and the file to its opener."""
+
+    def script(run, xyz):
+        def opener(path, flags):
+            return os.open(f"{path}-inner", flags)
+
+        with open("outer", "w", opener=opener) as file:
+            file.write("0")
+        os.makedirs("cache")
+        with tempfile.NamedTemporaryFile("w", dir="cache", delete=False) as file:
+            file.write("a")
+        return Path("outer-inner").read_text(), len(os.listdir("cache"))
+
+    assert on(script) == [(("0", 1), [])] * 2
 
 
 def test_strict_raises_before_such_a_write(on, tmp_path):
