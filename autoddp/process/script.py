@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
 from autoddp.errors import BadInput
@@ -103,7 +103,7 @@ class Script:
         main = sys.modules["__main__"]
         loader = SourceFileLoader("__main__", path)
         main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+        exec(_compiled(source, path), main.__dict__)
 
     def _run_module(self) -> None:
         sys.argv = ["-m", *self.args]  # runpy puts the file's path in its place
@@ -111,6 +111,18 @@ class Script:
             sys.path[0] = os.getcwd()
         # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    """Compile a script; an error that names no file, of a null byte, gets its place as python's."""
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if error.filename is not None or b"\0" not in source:
+            raise
+    *before, line = source.partition(b"\0")[0].split(b"\n")
+    place = path, len(before) + 1, None, line.decode(errors="replace")
+    raise SyntaxError("source code cannot contain null bytes", place)
 
 
 def find_module(name: str) -> str:

@@ -30,6 +30,7 @@ ENDINGS = {
     "raises": "def f():\n    raise ValueError('why')\n\nf()",
     "raises from": "try:\n    1 / 0\nexcept ArithmeticError as e:\n    raise KeyError('x') from e",
     "syntax": "x = (1,\ny = 2 3",
+    "null byte": "x = 1\nprint('a')\0 + 1\n",
     "own hook": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[1])\n1 / 0",
     "atexit": "import atexit\natexit.register(print, 'at exit')\nprint('end')\nraise OSError(5)",
     "thread": "import threading, time\ndef work():\n    time.sleep(0.3)\n    print('late')\n"
@@ -79,7 +80,7 @@ def test_it_ends_as_under_python(tmp_path, ending):
 
 
 @pytest.mark.parametrize(
-    "ending", ["exit 3", "exit why", "raises from", "atexit", "thread", "syntax"]
+    "ending", ["exit 3", "exit why", "raises from", "atexit", "thread", "syntax", "null byte"]
 )
 def test_ranks_end_as_one_process(tmp_path, ending):
     script = tmp_path / "ends.py"
