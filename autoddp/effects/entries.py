@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 
 class Entry:
-    """A copy of an entry of `os.scandir`, which can be pickled."""
+    """A copy of an entry of `os.scandir`, which can be pickled.
+
+    It holds answers that the script may never ask for: an error is raised by the question.
+    """
 
     def __init__(self, folder: Any, entry: os.DirEntry[str]) -> None:
         self.name: Any = os.fsencode(entry.name) if isinstance(folder, bytes) else entry.name
         self.path = os.path.join(folder, self.name)
-        self._is_dir = {follow: entry.is_dir(follow_symlinks=follow) for follow in (True, False)}
-        self._is_file = {follow: entry.is_file(follow_symlinks=follow) for follow in (True, False)}
-        self._is_link = entry.is_symlink()
+        self._is_link, self._inode = entry.is_symlink(), entry.inode()
+        self._answers = {
+            (ask.__name__, follow): _answer(partial(ask, follow_symlinks=follow))
+            for ask in (entry.is_dir, entry.is_file)
+            for follow in (True, False)
+        }
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a folder."""
-        return self._is_dir[follow_symlinks]
+        return self._answered("is_dir", follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a plain file."""
-        return self._is_file[follow_symlinks]
+        return self._answered("is_file", follow_symlinks)
 
     def is_symlink(self) -> bool:
         """Return whether the entry is a symbolic link."""
@@ -34,9 +41,19 @@ class Entry:
         """Return False: only Windows has junctions."""
         return False
 
+    def inode(self) -> int:
+        """Return the number of the entry's inode."""
+        return self._inode
+
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return `os.stat` of the entry's path."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def _answered(self, question: str, follow: bool) -> bool:
+        answer = self._answers[question, follow]
+        if isinstance(answer, OSError):
+            raise OSError(answer.errno, answer.strerror, answer.filename)
+        return answer
 
     def __fspath__(self) -> Any:
         return self.path
@@ -56,3 +73,11 @@ class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
         self._entries = iter(())
 
     close = __exit__
+
+
+def _answer(ask: Callable[[], bool]) -> bool | OSError:
+    """Return the answer of an entry, or the error that it raises, as for a link to itself."""
+    try:
+        return ask()
+    except OSError as error:
+        return error.with_traceback(None)

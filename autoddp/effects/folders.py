@@ -15,8 +15,8 @@ from autoddp.patching import Call, patch
 NAMES = (str, bytes, os.PathLike)
 RENAMES = {"rename", "renames", "replace", "move"}
 # The names of the arguments for the source path, and for the path that is made.
-FROM = ("path", "src", "self", "name", "base_name", "filename")
-TO = ("dst", "extract_dir")
+FROM = ("path", "src", "old", "self", "name", "base_name", "filename")
+TO = ("dst", "new", "extract_dir")
 # The changes that are made in an overlay. Modes, times and owners of private files do not matter; a
 # link exists once rank 0 has made it.
 PRIVATE: dict[str, Any] = {

@@ -72,15 +72,16 @@ def open_once(
 
     if not agreed:
         return overlay.named(lambda: opened(_alone(effects, path, letters)), path), writers
-    # copy the old content, before rank 0 opens the file
-    copied = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
+    # copy the old content before rank 0 opens the file, and make nothing else before it succeeds
+    copied = Outcome.of(lambda: effects.overlay.copy(path) if keep else None)
     try:
         effects.do_on_rank0(what, act, writers=writers)
     except BaseException:
         with effects.context.internal():
             effects.overlay.drop(os.path.abspath(os.fsdecode(path)))
         raise
-    return opened(copied.unwrap()), writers
+    copied.unwrap()
+    return opened(effects.overlay.to_write(path, keep=False, checked=True)), writers
 
 
 def _alone(effects: Effects, path: Any, letters: set[str]) -> str:

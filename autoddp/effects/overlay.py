@@ -140,6 +140,11 @@ class Overlay:
 
     # ---- changing
 
+    def copy(self, path: Path) -> None:
+        """Make a private copy of a file, if there is one."""
+        if paths.is_file(self.find(path).at):
+            self.to_write(path, keep=True)
+
     def to_write(self, path: Path, keep: bool, checked: bool = False) -> str:
         """Return the private path to write to for `path`.
 
@@ -191,7 +196,8 @@ class Overlay:
     def drop(self, path: Path, follow: bool = True) -> None:
         """Delete the private version of a path, as rank 0 has changed the real one."""
         if not self.idle():
-            paths.remove(self._upper(self.find(path, follow).name))
+            with suppress(OSError):  # too many links lead nowhere, so that nothing is there
+                paths.remove(self._upper(self.find(path, follow).name))
 
     def refresh(self) -> None:
         """Delete private files that exist on the disk now, too, except those that are open here."""
