@@ -25,7 +25,10 @@ _BY_TIME = (
     *("/torch/utils/tensorboard/", "/tensorboardX/", "/logging/handlers.py"),
 )
 # Packages that run worker processes: each rank, or one rank of each node, has its own workers.
-_POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
+_POOLS = (
+    *("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/"),
+    *(f"{installed}multiprocess/" for installed in INSTALLED),  # multiprocessing with dill
+)
 # Experiment trackers, which are disabled on ranks above 0.
 _TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
 _OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)

@@ -76,6 +76,7 @@ HELD = (
     Writer("h5py:File.__init__", "name", mode="r"),
     Writer("pandas:HDFStore.__init__", "path", mode="a"),
     Writer("pyarrow.parquet:ParquetWriter.__init__", "where"),
+    Writer("pyarrow:memory_map", "path", position=0, mode="r"),
     Writer("soundfile:SoundFile.__init__", "file", mode="r"),
     Writer("torch.package:PackageExporter.__init__", "f"),
     Writer("numpy:memmap.__new__", "filename", mode="r+"),

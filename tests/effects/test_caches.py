@@ -134,8 +134,8 @@ def test_a_thread_fills_a_cache_on_rank_0_and_in_private_on_others(on, tmp_path)
     assert (tmp_path / "home/.cache/xyz/csv/1").read_bytes() == bytes([1, 0])
 
 
-@pytest.mark.parametrize("name", ["triton", "torch/_inductor", "numba"])
-def test_what_a_compiler_keeps_is_each_ranks_own(on, tmp_path, name):
+@pytest.mark.parametrize("name", ["triton", "torch/_inductor", "numba", "multiprocess"])
+def test_what_a_compiler_or_a_pool_keeps_is_each_ranks_own(on, tmp_path, name):
     compiler = package(name, COMPILER)
 
     def script(run):
@@ -144,7 +144,7 @@ def test_what_a_compiler_keeps_is_each_ranks_own(on, tmp_path, name):
             compiler.kept(f"kernels/{rank}", "one")
         run.group.call("both ranks", lambda: None)
         compiler.kept("kernels/both", f"{rank}")
-        # code of the script's that a compiler calls is not the compiler's
+        # code of the script's that it calls is not the compiler's
         compiler.kept("kernels/2", "", lambda: Path("script").write_text(f"{rank}"))
         return Path("script").read_text()
 
