@@ -164,8 +164,10 @@ class Overlay:
     def mkdir(self, path: Path) -> None:
         """Make a private folder."""
         location = self.find(path, follow=False)
-        if location.own or not location.seen:  # else rank 0 may have made it
+        if location.own or not location.seen:
             posix.mkdir(self._above(location.name, path), 0o777)
+        elif location.folder:  # rank 0 may have made it, and take it away before this rank does
+            paths.make_folders(self._upper(location.name))
 
     def remove(self, path: Path) -> None:
         """Remove a file, or a folder with its content, if it is private."""

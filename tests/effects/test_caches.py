@@ -120,10 +120,20 @@ def test_a_thread_fills_a_cache_on_rank_0_and_in_private_on_others(on, tmp_path)
     library = package("datasets", CACHE)
 
     def script(run):
-        folder, read = os.path.expanduser("~/.cache/xyz/csv"), []
+        folder, rank, read = os.path.expanduser("~/.cache/xyz/csv"), run.world.rank, []
+
+        def wait(there):
+            """Rank 1 makes its folder while rank 0's is there, and writes to it after that."""
+            end = time.monotonic() + 20
+            with run.effects.context.internal():
+                while os.path.exists(f"{folder}.incomplete") != there and time.monotonic() < end:
+                    time.sleep(0.01)
 
         def fill():
-            read.extend(library.filled(folder, lambda n: bytes([n, run.world.rank]), lambda: None))
+            if rank:
+                wait(there=True)
+            pause = (lambda: wait(there=False)) if rank else (lambda: time.sleep(0.2))
+            read.extend(library.filled(folder, lambda n: bytes([n, rank]), pause))
 
         thread = threading.Thread(target=fill)
         thread.start()
