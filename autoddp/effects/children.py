@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask, each
-from autoddp.effects.engine import Mode
-from autoddp.effects.ownership import users_call
+from autoddp.effects.ownership import scripts
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 
 THROUGH = tuple(
@@ -116,7 +116,7 @@ class Children(EffectFeature):
 
     def _waits(self, through: tuple[str, ...] = ()) -> bool:
         """Return whether the script itself waits, as all ranks do in one order."""
-        return self.effects.mode() is Mode.SYNCED and users_call(2, through)
+        return self.effects.mode(by=scripts(*through)) is Mode.SYNCED
 
 
 class RunFirst:

@@ -10,8 +10,8 @@ from time import time as _time  # this rank's
 from typing import Any, ClassVar
 
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
-from autoddp.effects.engine import Mode
 from autoddp.effects.ownership import decides
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import patch, stands_for
 
 WHY = "the script may decide by the time, so all ranks get rank 0's"

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
-from autoddp.effects.engine import Mode
 from autoddp.effects.pipes import shared
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 from autoddp.report.begun import OpenLine
 

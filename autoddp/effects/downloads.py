@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from urllib.response import addinfourl
 
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
-from autoddp.effects.engine import Mode
+from autoddp.effects.ownership import scripts
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
@@ -75,7 +76,7 @@ class Downloads(EffectFeature):
     )
     def load_once(self, call: Call) -> Any:
         """Load a file on rank 0, and on each node that does not share its folder."""
-        if self.effects.users() is not Mode.SYNCED:
+        if self.effects.mode(by=scripts()) is not Mode.SYNCED:
             return call.plain()
         result = self.effects.ask_rank0(call.name, call.plain)  # None, or a path and headers
         path = result[0] if result else call.named.get("dst") or call.named["filename"]
@@ -113,7 +114,7 @@ class Downloads(EffectFeature):
         """Return rank 0's response; if it cannot be shared, send the request on every rank."""
         package = sys.modules[call.target.partition(":")[0].partition(".")[0]]
         through = os.path.dirname(package.__file__ or "") + "/"
-        if self.effects.users(through=(through,)) is not Mode.SYNCED:
+        if self.effects.mode(by=scripts(through)) is not Mode.SYNCED:
             return call.plain()
         shared = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
         if shared is not None:

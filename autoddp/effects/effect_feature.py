@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.context import Code
-from autoddp.effects.engine import Mode
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, Feature, Patch, patch
 from autoddp.report import temporary, users_line
 
@@ -84,7 +85,7 @@ class EffectFeature(Feature):
     def serve(self, call: Call) -> Any:
         """Handle a call of a function in `rows`."""
         row = next(row for row in self.rows if call.target in row.targets)
-        mode = self.effects.touch()
+        mode = self.effects.mode(by=whose)
         name = call.target.removeprefix("builtins:").replace(":", ".")
         if mode is not Mode.SYNCED:
             return call.plain()

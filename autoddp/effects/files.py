@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, do
-from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import open_file, open_once
 from autoddp.effects.overlay import named
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import WRITERS
 from autoddp.patching import Call, patch, stands_for
@@ -63,7 +64,7 @@ class Files(EffectFeature):
             call = Call(original, (file, mode, *args), kwargs)
             if not writes:
                 return self._read(call)
-            sync = effects.touch(file)
+            sync = effects.mode(file, by=whose)
             if sync is Mode.PASS_THROUGH:
                 return original(file, mode, *args, **kwargs)
             if call.named.get("opener") is not None:
@@ -92,7 +93,7 @@ class Files(EffectFeature):
             if not writes:
                 at = self.effects.where(path, not flags & os.O_NOFOLLOW)
                 return int(named(lambda: original(at, flags, mode), path))
-            sync, letters = self.effects.touch(path), _letters(flags)
+            sync, letters = self.effects.mode(path, by=whose), _letters(flags)
             if sync is Mode.PASS_THROUGH:
                 return plain()
             opened, _ = open_once(self.effects, "os.open", sync, path, letters, plain, private)

@@ -7,9 +7,10 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.engine import Mode
 from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.overlay import Overlay, named
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 
 NAMES = (str, bytes, os.PathLike)
@@ -51,7 +52,7 @@ class Folders(EffectFeature):
             return call.plain()
         source, target = _path_in(call, *FROM), _path_in(call, *TO)
         changed = source if target is None else target
-        mode = self.effects.touch(changed)
+        mode = self.effects.mode(changed, by=whose)
         if mode is Mode.SYNCED and changed is not None:
             return self._change_together(call, source, changed)
         if mode is Mode.UNSYNCED and changed is not None:
@@ -87,7 +88,7 @@ class Folders(EffectFeature):
         path = call.args[0] if call.args else call.kwargs.get("path", ".")
         textual = isinstance(path, (str, os.PathLike, type(None)))
         by_handle = call.kwargs.get("dir_fd") is not None
-        return textual and not by_handle and self.effects.touch(path) is Mode.SYNCED
+        return textual and not by_handle and self.effects.mode(path, by=whose) is Mode.SYNCED
 
     def _change_together(self, call: Call, source: Any, changed: Any) -> Any:
         effects = self.effects

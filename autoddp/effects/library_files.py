@@ -10,8 +10,9 @@ from urllib.parse import quote, unquote
 
 from autoddp.effects import paths
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import open_once
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.effects.write_calls import WriteCall
 from autoddp.effects.writers import HOLDERS
 from autoddp.patching import Call, patch
@@ -37,7 +38,7 @@ class Holders(EffectFeature):
         name: Callable[[str], str] = str
         if call.kwargs.get("uri") and path.startswith("file:"):  # SQLite's
             path, query, name = _parts(path)
-        mode = self.effects.touch(path)
+        mode = self.effects.mode(path, by=whose)
         if path in ("", ":memory:") or "mode=memory" in query or mode is Mode.PASS_THROUGH:
             with self.context.internal():  # not a write to report
                 return call.plain()

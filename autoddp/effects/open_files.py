@@ -15,7 +15,8 @@ from typing import Any
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import overlay, paths
-from autoddp.effects.engine import Effects, Mode, Writers
+from autoddp.effects.engine import Effects, Writers
+from autoddp.effects.who_acts import Mode
 from autoddp.errors import ScratchFailed
 from autoddp.patching import Call
 

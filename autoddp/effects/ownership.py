@@ -1,10 +1,12 @@
-"""The owner of a call: the first calling frame outside the standard library and autoddp."""
+"""Whose call it is: by the first calling frame outside the standard library and autoddp."""
 
 from __future__ import annotations
 
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
+from enum import Enum
 from functools import cache
 from types import FrameType
 
@@ -16,8 +18,10 @@ STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdl
 # Modules of the standard library that count as the owner of their calls, whoever calls them.
 _OWNERS = (
     *("importlib", "linecache", "tokenize", "inspect", "warnings", "traceback", "zipimport"),
-    *("multiprocessing", "concurrent", "subprocess", "platform", "ctypes"),
+    *("multiprocessing", "subprocess", "platform", "ctypes"),
 )
+# Modules of these that call functions which the script gives them, in workers.
+_RUNNERS = ("multiprocessing/pool.py", "multiprocessing/process.py")
 # Files of libraries that decide by the clock, as a script does: callbacks of a trainer, names of
 # runs, rotation of logs.
 _BY_TIME = (
@@ -29,9 +33,11 @@ _POOLS = (
     *("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/"),
     *(f"{installed}multiprocess/" for installed in INSTALLED),  # multiprocessing with dill
 )
-# Experiment trackers, which are disabled on ranks above 0.
-_TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
-_OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)
+_TRACKERS = tuple(
+    f"{installed}{name}/"
+    for installed in INSTALLED
+    for name in ("wandb", "comet_ml", "aim", "neptune", "clearml")
+)
 # Compilers, and what hands arrays to workers: their files and programs serve one rank.
 _COMPILERS = tuple(
     f"{installed}{name}"
@@ -42,7 +48,7 @@ _COMPILERS = tuple(
         "joblib/_memmapping_reducer.py",
     )
 )
-NOBODY = "<nobody>"  # no other code calls, as in a thread of the standard library
+NOBODY = "<nobody>"  # no other code calls, as in a thread that runs a builtin function
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 # Files of autoddp whose frames are between a caller and the patched function.
@@ -50,11 +56,20 @@ _BETWEEN = tuple(
     _HERE + part
     for part in (
         *("training/", "effects/", "comm/", "patching/", "process/own_groups.py"),
-        *("process/frames.py", "process/stacks.py", "process/warned.py"),
+        *("process/frames.py", "process/stacks.py", "process/warned.py", "process/script.py"),
     )
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
 _LINK = _HERE + "training/loading/link.py"  # the owner of its own calls
+
+
+class Caller(Enum):
+    """Whose call it is."""
+
+    SCRIPT = "the user's own code"
+    LIBRARY = "an installed package, or nobody that is known"
+    TRACKER = "an experiment tracker, which is disabled on ranks above 0"
+    RANK = "an import, a traceback, a pool of workers or a compiler, which serve one rank"
 
 
 @cache
@@ -67,7 +82,7 @@ def _passes(filename: str) -> bool:
     if _of(INSTALLED, filename):
         return filename.endswith(_SESSION)
     root = filename.removeprefix(STDLIB[0]).removeprefix(STDLIB[1])
-    return root != filename and not root.startswith(_OWNERS)
+    return root != filename and (root.startswith(_RUNNERS) or not root.startswith(_OWNERS))
 
 
 @cache
@@ -75,9 +90,9 @@ def _of(folders: tuple[str, ...], filename: str) -> bool:
     return any(part in filename for part in folders)
 
 
-def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
+def caller(through: tuple[str, ...] = ()) -> str:
     """Return the file of the first frame outside the standard library, autoddp and `through`."""
-    frame = sys._getframe(depth)
+    frame = sys._getframe(1)
     while _passes(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(through):
         if frame.f_back is None:
             return NOBODY
@@ -85,9 +100,9 @@ def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
     return frame.f_code.co_filename
 
 
-def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
+def users_call(through: tuple[str, ...] = ()) -> bool:
     """Return whether the frame that `caller` finds is the user's."""
-    return is_users(caller(depth + 1, through))
+    return is_users(caller(through))
 
 
 @cache
@@ -97,36 +112,37 @@ def is_pythons(file: str) -> bool:
     return file.startswith(("<frozen ", *STDLIB)) and not _of(INSTALLED, file)
 
 
-def by_interpreter(depth: int = 1) -> bool:
-    """Return whether Python itself or a pool makes the call: an import, a traceback, a worker."""
-    file = caller(depth + 1)
-    return file == NOBODY or file.startswith(_HERE) or is_pythons(file) or _of(_POOLS, file)
+def anybody() -> Caller:
+    """Return SCRIPT: it does not matter who calls."""
+    return Caller.SCRIPT
 
 
-def by_compiler(depth: int = 1) -> bool:
-    """Return whether a compiler calls, and not code of the user's that a compiler has called."""
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if _of(_COMPILERS, frame.f_code.co_filename):
-            return True
+def scripts(*through: str) -> Callable[[], Caller]:
+    """Return a `whose` for calls that are each rank's if a library makes them, but `through`."""
+    return lambda: Caller.SCRIPT if users_call(through) else Caller.RANK
+
+
+def whose(*through: str) -> Caller:
+    """Return whose call it is, by the frames up to the script's nearest one."""
+    owner = caller(through)
+    if _serves(owner):
+        return Caller.RANK
+    if is_users(owner):
+        return Caller.SCRIPT
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(file := frame.f_code.co_filename):
+        if _of(_COMPILERS, file):
+            return Caller.RANK
+        if _of(_TRACKERS, file):
+            return Caller.TRACKER
         frame = frame.f_back
-    return False
+    return Caller.LIBRARY
 
 
-def within(folders: tuple[str, ...], depth: int = 1) -> bool:
-    """Return whether a file in one of `folders` is among the calling frames."""
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
-        if _of(folders, frame.f_code.co_filename):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def by_tracker(depth: int = 1) -> bool:
-    """Return whether an experiment tracker is among the calling frames."""
-    loaded = any(name in sys.modules for name in _TRACKERS)
-    return loaded and within(_OF_TRACKERS, depth + 1)
+@cache
+def _serves(owner: str) -> bool:
+    """Return whether the owner of a call is autoddp, Python itself or a pool of workers."""
+    return owner.startswith(_HERE) or is_pythons(owner) or _of(_POOLS, owner)
 
 
 @cache

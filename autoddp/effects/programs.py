@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
-from autoddp.effects.engine import Mode
-from autoddp.effects.ownership import by_compiler, by_tracker, users_call
+from autoddp.effects.ownership import users_call, whose
 from autoddp.effects.pipes import shared
+from autoddp.effects.who_acts import Mode
 from autoddp.errors import OutOfReach
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import is_users, users_line
@@ -29,6 +29,7 @@ from autoddp.report import is_users, users_line
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 READ_BACK = "every rank runs it, as it writes to an open file; capture_output=True runs it once"
 APART = "every rank does this; subprocess.run on the main thread runs a program once, on rank 0"
+callers = partial(whose, subprocess.__file__)
 BY_DESCRIPTOR = "a program's pipe has a descriptor on rank 0 only; use its read methods"
 
 
@@ -153,13 +154,10 @@ class Programs(EffectFeature):
 
         Every rank starts one if its output is a file that the script can read by the descriptor.
         """
-        mode, reads_back = self.effects.mode(), any(map(_reads_back, outputs))
-        if mode is Mode.SYNCED and not reads_back:
-            return not (by_compiler() or by_tracker())
-        if self._ends():
+        mode, reads_back = self.effects.mode(by=callers), any(map(_reads_back, outputs))
+        if self._ends() or (mode is Mode.SYNCED and not reads_back):
             return True
-        on_each_rank = reads_back or mode is Mode.UNSYNCED or self.effects.in_forked_child()
-        if on_each_rank and users_call(2, (subprocess.__file__,)):
+        if (reads_back or mode is Mode.UNSYNCED) and users_call((subprocess.__file__,)):
             what = f"subprocess.Popen: {READ_BACK if reads_back else APART}"
             self.run.report.doubt("programs", users_line(), what)
         return False

@@ -24,8 +24,8 @@ import wrapt
 
 from autoddp.comm import accelerator
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.engine import Mode
 from autoddp.effects.ownership import STDLIB, caller, is_pythons
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import INSTALLED
 

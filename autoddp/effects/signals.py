@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.signal_sync import NEWS, RETURNED
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
-from autoddp.effects.ownership import users_call
+from autoddp.effects.ownership import scripts
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 from autoddp.report import users_frame
 
@@ -101,10 +102,12 @@ class Signals(EffectFeature):
         return call.wrapped(*values[:-1] and [os.getpid()], number)
 
     def _can_sync(self) -> bool:
-        return self.effects.accepts_effects() and self.signal_sync.here()
+        return self.effects.mode() is not Mode.PASS_THROUGH and self.signal_sync.here()
 
     def _by_script(self) -> bool:
-        return self.signal_sync.act is not None and self.effects.context.in_job() and users_call(2)
+        if self.signal_sync.act is None or not self.context.in_job():
+            return False
+        return self.effects.mode(by=scripts()) is not Mode.PASS_THROUGH
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self.signal_sync.received(number)

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from autoddp.comm.place import HERE
 from autoddp.effects import paths
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
-from autoddp.effects.engine import Mode
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 
 
@@ -40,7 +41,7 @@ class Temporary(EffectFeature):
         folder = call.named.get("dir")
         with self.context.internal():
             tempfile.gettempdir()  # makes test files, which are not the script's
-        mode = self.effects.touch(*() if folder is None else (folder,))
+        mode = self.effects.mode(*() if folder is None else (folder,), by=whose)
         own = mode is Mode.PASS_THROUGH or (mode is Mode.UNSYNCED and folder is None)
         if own or call.name == "tempfile.TemporaryFile":
             return self._own(call)

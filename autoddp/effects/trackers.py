@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.engine import Mode
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.effects.write_calls import whole
 from autoddp.patching import Call, patch
 
@@ -79,7 +80,7 @@ class Trackers(EffectFeature):
 
         def step(run: Any) -> Any:
             read = partial(original.fget, run)
-            agreed = self.effects.touch() is Mode.SYNCED
+            agreed = self.effects.mode(by=whose) is Mode.SYNCED
             return self.effects.ask_rank0("the step", read) if agreed else read()
 
         return property(step)

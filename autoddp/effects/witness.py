@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from autoddp.effects import paths
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.engine import Mode
-from autoddp.effects.ownership import caller
+from autoddp.effects.ownership import caller, whose
+from autoddp.effects.who_acts import Mode
 from autoddp.report import INSTALLED, is_users, users_line
 
 KIND = "witness"
@@ -50,13 +50,13 @@ class Witness(EffectFeature):
         """Record a write by the script's thread outside of effects and fetches."""
         reads = event == "open" and not (isinstance(args[2], int) and args[2] & WRITES)
         has_path = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
-        if reads or not has_path or self.effects.mode() is not Mode.SYNCED:
+        if reads or not has_path or self.effects.mode(args[0], by=whose) is not Mode.SYNCED:
             return
         with self.context.internal():
             file, where = caller(), users_line()
             reportable = is_users(file) or any(part in file for part in INSTALLED)
             path = paths.text(args[0]).removeprefix(paths.here() + "/")
-            if not reportable or not where or where in self._seen or self.effects.keeps(path):
+            if not reportable or not where or where in self._seen:
                 return
             what = self._seen[where] = f"every rank writes {path}, as this bypasses Python's open"
             if self.rank:

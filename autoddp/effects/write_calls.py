@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import overlay, paths
 from autoddp.effects.atomic import Draft
-from autoddp.effects.engine import Effects, Mode, Writers
+from autoddp.effects.engine import Effects, Writers
+from autoddp.effects.ownership import whose
+from autoddp.effects.who_acts import Mode
 from autoddp.effects.writers import Writer
 from autoddp.patching import Call
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
@@ -60,7 +62,7 @@ class WriteCalls:
     def write(self, call: Call, row: Writer) -> Any:
         """Write once for all ranks; all ranks raise rank 0's error."""
         effects, writing = self._effects, WriteCall(call, row)
-        mode = effects.touch(writing.path)
+        mode = effects.mode(writing.path, by=whose)
         if mode is Mode.PASS_THROUGH or not writing.path or writing.mode == "a":
             return call.plain()  # functions that append use the patched `open`
         agreed = mode is Mode.SYNCED
