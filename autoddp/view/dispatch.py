@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.comm.context import Code
-from autoddp.errors import AutoDDPError, BadInput, LostGradient
+from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import (
     current_node,
     dispatch_depth,
@@ -41,6 +41,10 @@ from autoddp.view.table import (
 from autoddp.view.work import SHARDED, WHOLE
 
 MAX_DECISIONS = 16384  # cached decisions
+ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
 FUNCTION = int(Code.FUNCTION)  # an enum member is slower to look up
 AS_STRIDED = {Tensor.as_strided, torch.as_strided}
 GATHER = object()  # the decision to gather
@@ -157,14 +161,13 @@ def _by_rule(
 def _decision(rule: FunctionRule, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return what the rule decides: to gather in place of an error, as torch then raises its own.
 
-    A backward is not repeated, as its error may be of the script's own code.
+    A backward is not repeated, as its error may be of the script's own code. Errors of other types
+    are those by which torch ends a checkpoint early, or a hook of the script the call.
     """
     try:
         return rule.decide(func, args, kwargs)
-    except (AutoDDPError, *OTHERS):
-        raise
-    except Exception:
-        if func in GRAPH:
+    except ERRORS as error:
+        if func in GRAPH or isinstance(error, OTHERS):
             raise
         return GATHER_ONCE
 

@@ -127,8 +127,8 @@ def whole_strides(
     The strides of dimensions that lie outside of the rows in memory grow with the number of rows.
     """
     rows, row = max(shape[dim], 1), strides[dim]
-    if rows == 1:  # the stride of a single row says little: it lies outside of all with less
-        inside = [k for k, s in enumerate(strides) if (s, dim) < (row, k) and shape[k] > 1]
+    if rows == 1:  # as wide as what lies inside of it: dimensions of smaller strides
+        inside = [k for k, s in enumerate(strides) if s < row and shape[k] > 1]
         row = max([row, *(strides[k] * shape[k] for k in inside)])
     block, whole_block = rows * row, sizes.total * row
     return tuple(

@@ -257,7 +257,7 @@ def check(seed: int) -> str | None:
             view, mine = Counting(group), Program(seed)
             got = mine.run(lambda x: by_rows(x, view.shard_sizes(mine.sizes)))
             for at, (a, b) in enumerate(zip(want, got, strict=False)):
-                if isinstance(a, str) and a == REFUSAL:
+                if REFUSAL in [said for said in (a, b) if isinstance(said, str)]:
                     return None
                 if isinstance(a, float) and isinstance(b, float) and abs(a - b) < 1e-9:
                     continue
