@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import pickle
 import random
-import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 
 from autoddp.comm import accelerator
+from autoddp.training.loading.live import LiveGenerators, global_generators
 
 DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
@@ -30,7 +29,7 @@ class Generators:
     """
 
     def __init__(self, own: Iterable[Any] = ()) -> None:
-        self.states = {name: _state(x) for name, x in _global_generators().items()}
+        self.states = {name: _state(x) for name, x in global_generators().items()}
         self.devices = accelerator.states()
         self.own = [(x, _state(x)) for x in own]
 
@@ -39,7 +38,7 @@ class Generators:
 
     def put_back(self) -> None:
         """Restore the states of all generators."""
-        for name, x in _global_generators().items():
+        for name, x in global_generators().items():
             if name in self.states:
                 _restore(x, self.states[name])
         accelerator.set_states(self.devices)
@@ -62,14 +61,6 @@ class Generators:
         pairs = zip(accelerator.devices(), self.devices, strict=True)
         states = self.states | {f"torch on {at}": x.cpu().numpy().tobytes() for at, x in pairs}
         return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
-
-
-def _global_generators() -> dict[str, Any]:
-    """Return the global generators of `random`, numpy and torch, without those of devices."""
-    python: Any = random  # a script may replace its functions
-    found = {"random": python._inst, "torch on the CPU": torch.default_generator}
-    numpy = sys.modules.get("numpy")
-    return found if numpy is None else found | {"numpy": numpy.random.mtrand._rand}
 
 
 def _state(x: Any) -> Any:
@@ -98,48 +89,6 @@ def _equal(one: Any, other: Any) -> bool:
     return pickle.dumps(one) == pickle.dumps(other) if isinstance(one, dict) else one == other
 
 
-def own_generators(dataset: Any = None) -> list[Any]:
-    """Return all generators but the global ones.
-
-    Those of `dataset` itself are found even if the garbage collector leaves it out (`gc.freeze`).
-    """
-    kinds: set[type] = {random.Random, torch.Generator}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kinds |= {numpy.random.Generator, numpy.random.RandomState}
-    # no list of them, which the search itself would find
-    held = (x for x in getattr(dataset, "__dict__", {}).values() if type(x) in kinds)
-    found = {id(x): x for x in chain(held, _live_objects(kinds))}
-    for x in _global_generators().values():
-        found.pop(id(x), None)
-    return list(found.values())
-
-
-def _live_objects(kinds: set[type]) -> Iterator[Any]:
-    """Yield the live objects of these types.
-
-    The garbage collector does not track torch.Generator, nor dicts whose values are all untracked.
-    """
-    objects = gc.get_objects()
-    for x in chain(objects, gc.get_referents(*objects)):
-        kind = type(x)
-        if kind in kinds:
-            yield x
-        elif kind is dict and not gc.is_tracked(x):
-            yield from (value for value in x.values() if type(value) in kinds)
-
-
-def new_generators_exist(since: list[Any], dataset: Any) -> bool:
-    """Return whether there are generators that are not in `since`, so that they may have drawn.
-
-    torch's samplers create torch.Generators: of these only the data set's own count.
-    """
-    known = {*map(id, since)}
-    held = {*map(id, getattr(dataset, "__dict__", {}).values())}
-    made = [x for x in own_generators(dataset) if id(x) not in known]
-    return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
-
-
 # ---- in worker processes
 
 
@@ -154,26 +103,26 @@ class DrawingBatch:
 class WatchingCollate:
     """A collate function for worker processes that watches the generators.
 
-    A forked worker knows those that its parent found: a search of its own would copy all memory
-    that they share.
+    A forked worker knows those that its parent found: a search of its own would copy memory that
+    they share.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, live: LiveGenerators) -> None:
         self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
         self.before: Generators | None = None
-        self.own = own_generators()
+        self.own, self.live = live.search(*holders(loader)), live
         self.forked = self.first = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker that is a fresh interpreter."""
-        return {**vars(self), "own": [], "forked": False}
+        return {**vars(self), "own": [], "live": None, "forked": False}
 
     def __call__(self, samples: Any) -> Any:
         """Collate a batch; wrap the first one for which a generator advanced in `DrawingBatch`."""
         batch = self.collate(samples)
         moved = self.before.moved() if self.before is not None else ""
         if self.first and not moved:
-            moved = DRAWS if new_generators_exist(self.own, _dataset()) else ""
+            moved = DRAWS if self.live.new(*self._holders(), since=self.own) else ""
         self.first = False
         if not moved:
             return batch
@@ -182,14 +131,21 @@ class WatchingCollate:
 
     def begin(self, number: int) -> None:
         """Initialise a worker as the script does, then take a snapshot of the generators."""
+        if not self.forked:
+            self.live = LiveGenerators()
+            self.own = self.live.search()
         if self.worker_init is not None:
             self.worker_init(number)  # may put a generator into any object of before
-        elif self.forked:
+        self.own += self.live.new(*self._holders(), since=self.own)
+        if self.worker_init is None and self.forked:
             gc.freeze()
-        self.own = list({id(x): x for x in (*self.own, *own_generators(_dataset()))}.values())
         self.before = Generators(self.own)
 
+    def _holders(self) -> tuple[Any, ...]:
+        info: Any = torch.utils.data.get_worker_info()
+        return info.dataset, self.collate, self.worker_init
 
-def _dataset() -> Any:
-    """Return the data set of the current worker process."""
-    return getattr(torch.utils.data.get_worker_info(), "dataset", None)
+
+def holders(loader: Any) -> tuple[Any, ...]:
+    """Return the objects of a loader that may hold generators which a fetch advances."""
+    return loader.dataset, loader.collate_fn, loader.worker_init_fn

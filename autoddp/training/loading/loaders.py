@@ -17,8 +17,9 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.loading.batches import Batches, WholeBatches
 from autoddp.training.loading.first_batch import FirstBatches
-from autoddp.training.loading.generators import OWN, own_generators
+from autoddp.training.loading.generators import OWN, holders
 from autoddp.training.loading.link import NodeLink, connect
+from autoddp.training.loading.live import LiveGenerators
 from autoddp.training.loading.plan import (
     EACH,
     MORE,
@@ -52,15 +53,17 @@ class Loaders(Feature):
 
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
-        self.fetching, self.first = Fetching(run), FirstBatches(run)
+        self.live = LiveGenerators()
+        self.fetching, self.first = Fetching(run, self.live), FirstBatches(run)
         self.plans: weakref.WeakKeyDictionary[Any, dict[str, Plan]] = weakref.WeakKeyDictionary()
         self.ways = weakref.WeakKeyDictionary[Any, str]()  # of persistent workers
         self._confirmed: list[Plan] = []  # in the same order on all ranks
         self._link: NodeLink | None = None  # once a loader is shared
 
     def setup(self, undo: ExitStack) -> None:
-        """Report draws after the last pass at the end of the script."""
+        """Watch for new generators; report draws after the last pass at the end of the script."""
         self._undo = undo
+        self.live.watch(undo)
         self.run.group.at_end.append(self._at_end)
         undo.callback(self.run.group.at_end.remove, self._at_end)
 
@@ -128,7 +131,8 @@ class Loaders(Feature):
         plans = self.plans.setdefault(owner(loader), {})
         if unlike not in plans:
             apart = APART if self.loading == ROWS else ""
-            plans[unlike] = Plan(where, ROWS, apart, unlike, generators=own_generators())
+            own = self.live.search(*holders(loader))
+            plans[unlike] = Plan(where, ROWS, apart, unlike, generators=own)
         plan = plans[unlike]
         plan.where = where
         streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None

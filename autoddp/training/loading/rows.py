@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.errors import Disagreement
 from autoddp.training.loading.batches import WholeBatches
-from autoddp.training.loading.generators import DRAWS, OWN, DrawingBatch, new_generators_exist
+from autoddp.training.loading.generators import DRAWS, OWN, DrawingBatch, holders
 from autoddp.training.loading.plan import EACH, MORE, REASONS, ROWS, THREAD, Plan
 from autoddp.training.loading.sampling import RowSampler, changed, seeds_of
 from autoddp.training.loading.shared import SharedBatches
@@ -64,8 +64,8 @@ class RowBatches:
             self.sizes.clear()
             batch, moved = self._fetched_alike()
         if not (moved or self.own_draws or workers):
-            known = self.plan.generators or []
-            moved = DRAWS if new_generators_exist(known, self.loader.dataset) else ""
+            made = self.job.live.new(*holders(self.loader), since=self.plan.generators or [])
+            moved = OWN if made else ""
         leaves = tree_leaves(batch)
         tensors = bool(leaves) and all(isinstance(x, Tensor) and x.dim() for x in leaves)
         alike = tensors and len({x.shape[0] for x in leaves}) == 1

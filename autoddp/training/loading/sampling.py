@@ -17,6 +17,7 @@ import torch
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.training.loading.generators import Generators, WatchingCollate
+from autoddp.training.loading.live import LiveGenerators
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ class Fetching:
     The script's generators stay equal on all ranks, whatever the data set draws.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, live: LiveGenerators | None = None) -> None:
+        self.run, self.live = run, live
         self.moved = ""  # what the last fetch in this process drew from
         self.outside: Generators | None = None  # the script's generators before a fetch
         self.cut = False  # whether this rank fetches its rows alone
@@ -148,8 +149,8 @@ class Fetching:
         changes = self._workers(loader) | {"batch_sampler": sampler, "in_order": True}
         if own_draws:
             changes["generator"] = self._own_seeds(loader)
-        if watched is not None and loader.num_workers:
-            watching = WatchingCollate(loader)
+        if self.live is not None and watched is not None and loader.num_workers:
+            watching = WatchingCollate(loader, self.live)
             changes |= {"collate_fn": watching, "worker_init_fn": watching.begin}
         with changed(loader, **changes):
             return make()
