@@ -94,6 +94,9 @@ torch.cat([torch.ones(x.shape), x], -1); torch.cat([x, w[:1, :1].expand(x.shape)
 (op.setitem(z := x * 1, (..., slice(3)), w[0, :3]), z)[1]; (op.setitem(z := x * 1, 0, 2.0), z)[1]
 (op.setitem(z := x * 1, x > 0, 2.0), z)[1]; (op.setitem(z := x * 1, slice(0, 99), y), z)[1]
 (op.setitem(z := x * 1, (..., slice(None, None, 2)), x[..., 1::2]), z)[1]
+(op.setitem(z := x * 1, x[..., 0] > 0, w[0, 0]), z)[1]; (op.setitem(z := x * 1, y > 0, 1), z)[1]
+(op.setitem(z := x.new_zeros(x.shape), (..., slice(1, None)), x[..., :-1]), z)[1]
+(op.setitem(z := x.new_full(x.size(), 2.5), x > y, w.sum()), z)[1]; x.new_ones(x.shape) * y
 """
 LAYERS = """
 F.linear(x, w, w[0]); x.matmul(w); x @ x.mT; torch.bmm(x, y.mT); x @ w[0]; w @ x.mT

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autoddp.view.draws import FILL, LIKE, DrawingCall
-from autoddp.view.local_call import MAYBE, LocalCall
+from autoddp.view.local_call import MAYBE, Const, LocalCall
 from autoddp.view.redistribute import shard
 from autoddp.view.rules.operands import any_sharded, arguments
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
@@ -25,13 +26,23 @@ def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return LocalCall(args, kwargs, me.placement, keeps_layout="memory_format" not in kwargs)
 
 
+SIZED = {"new_empty", "new_zeros", "new_ones", "new_full"}  # their first argument is a size
+
+
 @rule("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
 def new(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Create a replicated tensor of the dtype and device of the batch."""
+    """Create a replicated tensor of the dtype and device of the batch; one of its shape is sharded.
+
+    Only by its `shape` itself: in `x.new_ones(n, n)`, the batch may be as long as something else.
+    """
     me, *rest = args
     if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
         return NotImplemented
-    return LocalCall(args, kwargs, None)
+    size = rest[0] if rest else None
+    whole = type(size) is torch.Size and size == me.shape and func.__name__ in SIZED
+    if not whole or kwargs.get("requires_grad"):
+        return LocalCall(args, kwargs, None)
+    return LocalCall((me, Const(me.spec.local_shape), *rest[1:]), kwargs, me.placement)
 
 
 # name -> number of dimensions of a batched input (None: any)

@@ -35,9 +35,11 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("__setitem__")
 def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Write a number, or a tensor with the same rows, into all rows: `x[:, 0] = 1`."""
+    """Write a number, or a tensor with the same rows: `x[:, 0] = y[:, 1]`, `x[mask] = 1`."""
     me, index, value = args
     tensors = _holds_tensors(index)
+    if _is_mask(index, me) and _is_number(value):
+        return LocalCall(args, {}, None, in_place=True).run(func, args, kwargs)
     local_index = _local_index(me, index) if is_sharded(me) else None
     if local_index is None or isinstance(value, Partial):
         return GATHER_ONCE if tensors else NotImplemented
@@ -54,6 +56,18 @@ def _holds_tensors(index: Any) -> bool:
     """Return whether an index is or contains a tensor."""
     items = index if isinstance(index, tuple) else (index,)
     return any(isinstance(x, Tensor) for x in items)
+
+
+def _is_mask(index: Any, me: Any) -> bool:
+    """Return whether an index is a mask with the rows of the batch."""
+    if not is_sharded(me) or not is_sharded(index) or index.dtype is not torch.bool:
+        return False
+    return index.placement == me.placement and index.shape == me.shape[: index.dim()]
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, as one or in a tensor."""
+    return isinstance(value, (bool, int, float)) or (type(value) is Tensor and not value.dim())
 
 
 def _local_index(me: ShardedTensor, index: Any) -> LocalIndex | None:
