@@ -59,7 +59,8 @@ class Explanation(Feature):
         if not verbose:
             gathers = [made for made in gathers if made.what not in WISHES]
         fetching = [f"fetching: {made.where}: {made.what}" for made in report.of("loaders")]
-        for lines in (fetching, [gathering(made, self.steps) for made in gathers]):
+        modules = [f"sharding: {made.where}: {made.what}" for made in report.of("modules")]
+        for lines in (fetching, modules, [gathering(made, self.steps) for made in gathers]):
             for line in lines if verbose else lines[:1]:
                 more = f"; {len(lines) - 1} more (-v shows them)" if len(lines) > 1 else ""
                 report.say_between(line if verbose else f"{line}{more}")

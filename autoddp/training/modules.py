@@ -73,7 +73,7 @@ class Modules(Feature):
                 run = feature.compiled(self)
             if self._backward_hooks and self._is_full_backward_hook is False:
                 return feature.on_whole(functools.partial(run, self), args, kwargs)
-            if entry.depth or context.is_plain() or not context.is_script():
+            if (entry.depth and not entry.rows) or context.is_plain() or not context.is_script():
                 return run(self, *args, **kwargs)
             if _traced() or capturing() or next(parameters(self), None) is None:
                 return run(self, *args, **kwargs)
@@ -211,6 +211,8 @@ class Modules(Feature):
     )
     def checkpoint(self, call: Call) -> Any:
         """Compute a checkpoint of sharded tensors in the form that is not reentrant."""
+        if torch.compiler.is_compiling():
+            return call.plain()
         if not call.args:
             return _checkpointing(call.plain(), call.kwargs)
         function, *rest = call.args
@@ -218,13 +220,13 @@ class Modules(Feature):
         leaves = tree_leaves((rest, call.kwargs))
         held = any(type(x) is ShardedTensor for x in leaves)
         if not held or not torch.is_grad_enabled():
-            return call.plain()
+            return call.wrapped(function, *rest, **call.kwargs)
         needs = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
         others = set(call.kwargs) - {"use_reentrant", "preserve_rng_state"}
         if reentrant is not False and (others or not needs):
-            return call.plain()  # reentrant without a graph to hang on: torch warns
-        given = {**call.kwargs, "use_reentrant": False}
-        return _checkpointed(call.wrapped, function, rest, given)
+            # reentrant without a graph to hang on: torch warns
+            return call.wrapped(function, *rest, **call.kwargs)
+        return _checkpointed(call.wrapped, function, rest, {**call.kwargs, "use_reentrant": False})
 
     @patch(
         *(f"torch.func:{name}" for name in TRANSFORMS),

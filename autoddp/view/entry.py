@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from autoddp.report import users_line
 from autoddp.view.aliases import Base
+from autoddp.view.containers import Copies, is_container, leaves_of
 from autoddp.view.redistribute import shard
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor
 from autoddp.view.state import View
 from autoddp.view.work import SHARDED, WHOLE
 
+ROWS = "each rank computes its rows of the batch"
 PLAIN = {Tensor, nn.Parameter, nn.Buffer}
+
+
+@dataclass
+class Batch:
+    """The arguments of an outermost call.
+
+    Attributes:
+        values: The arguments, in the order of the call.
+        sharded: Whether one of them is sharded, or holds what is.
+        rows: The rows of arrays that tensors are still to be made of; 0 for none.
+        copies: The script's containers, if some were looked into.
+    """
+
+    values: list[Any]
+    sharded: bool
+    rows: int = 0
+    copies: Copies | None = None
 
 
 class ModuleEntry:
@@ -24,30 +46,57 @@ class ModuleEntry:
 
     Which tensors are sharded, and along which dimension, is a guess: a wrong one costs an
     all-gather, and never changes a result.
+
+    Attributes:
+        depth: How many modules' calls this is inside of; only the outermost one counts.
+        rows: The rows of arrays that came into the outermost call; 0 without any.
     """
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.depth = 0  # above 0 inside a module's call
+        self.depth = self.rows = 0
+        self.where: tuple[nn.Module, str] | None = None  # a call to report once it is sharded
         self.dims: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+        # modules that could not use the rows of what their containers hold
+        self.flat: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._inside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors made of arrays, sharded
 
     def call(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Call `run(module, *args, **kwargs)` after sharding plain tensors that hold the batch."""
+        if self.depth:
+            return run(module, *map(self._row_wise, args), **kwargs)
         dims = self._batch_dims(module)
-        new_args, new_kwargs = self._sharded(dims[0], args, kwargs)
-        sharded = any(type(x) is ShardedTensor for x in (*new_args, *new_kwargs.values()))
-        work = self.view.work.turn(SHARDED if sharded else WHOLE)
-        self.depth += 1
+        batch = self._sharded(module, dims[0], [*args, *kwargs.values()])
+        given, work = batch.values, self.view.work.turn(SHARDED if batch.sharded else WHOLE)
+        self.depth, self.rows = 1, batch.rows
+        if batch.rows and module not in self.reported:
+            self.where = module, users_line()
         try:
-            out = run(module, *new_args, **new_kwargs)
-            if len(dims) > 1 and not _is_placed(out):
-                dims.pop(0)
-            return out
+            named = dict(zip(kwargs, given[len(args) :], strict=True))
+            out = run(module, *given[: len(args)], **named)
         finally:
-            self.depth -= 1
+            self.depth, self.rows, self.where = 0, 0, None
+            self._inside.clear()
             self.view.work.turn(work)
+            if batch.copies is not None:
+                batch.copies.write_back()
+        self._learn(module, dims, batch, out)
+        return out if batch.copies is None else batch.copies.original(out)
+
+    def _learn(self, module: nn.Module, dims: list[int], batch: Batch, out: Any) -> None:
+        """Take the next guess if a result of the module is on no rank's rows."""
+        if len(dims) == 1 and batch.copies is None:
+            return
+        found = [x for x in leaves_of((out,)) if isinstance(x, Tensor)]
+        if any(type(x) not in PLAIN for x in found):
+            return
+        if len(dims) > 1:
+            dims.pop(0)
+        elif found and batch.copies is not None:
+            self.flat.add(module)
 
     def _batch_dims(self, module: nn.Module) -> list[int]:
         """Return the guesses for the batch dimension of inputs, of which the first is used.
@@ -64,29 +113,56 @@ class ModuleEntry:
             guesses = self.dims[module] = [1, 0, 1] if False in flags else [0]
         return guesses
 
-    def _sharded(self, dim: int, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _sharded(self, module: nn.Module, dim: int, values: list[Any]) -> Batch:
         """Return the arguments, with plain tensors of the batch's size sharded."""
-        values = [*args, *kwargs.values()]
-        lead = next((x for x in values if type(x) is ShardedTensor), None)
-        plain = [x for x in values if type(x) in PLAIN and x.dim()]
+        inside = module not in self.flat and any(map(is_container, values))
+        leaves = [*leaves_of(values)] if inside else values
+        lead = next((x for x in leaves if type(x) is ShardedTensor), None)
+        plain = [x for x in leaves if type(x) in PLAIN and x.dim()]
+        arrays = [len(x) for x in leaves if isinstance(x, ndarray()) and x.ndim]
+        found = Batch(values, sharded=any(type(x) is ShardedTensor for x in values))
         if not plain:
-            return args, kwargs
-        if lead is not None:
-            sizes: ShardSizes = lead.sizes
-        else:
-            first = plain[0]
-            total = first.shape[dim if first.dim() > dim else 0]
-            if total < self.view.group.size or first.layout is not torch.strided:
-                return args, kwargs
-            sizes = self.view.even_sizes(total)
-        if sizes.blocks > 1:
-            return args, kwargs
+            rows = arrays[0] if arrays and lead is None else 0
+            found.rows = rows if rows >= self.view.group.size else 0
+            return found
+        sizes: ShardSizes | None = lead.sizes if lead is not None else self._sizes(plain[0], dim)
+        if sizes is None or sizes.blocks > 1:
+            return found
+        found.rows = sizes.total if sizes.total in arrays else 0
         dims = (dim, 0) if lead is None else (lead.shard_dim, 0)
         shards = {id(x): self._shard(x, dims, sizes) for x in plain}
-        return (
-            tuple(shards.get(id(x), x) for x in args),
-            {name: shards.get(id(x), x) for name, x in kwargs.items()},
-        )
+        copies = Copies(lambda x: shards.get(id(x), x))
+        found.values = [copies.of(x) for x in values] if inside else [*map(copies.replace, values)]
+        found.copies = copies if inside else None
+        found.sharded = lead is not None or any(type(x) is ShardedTensor for x in shards.values())
+        if lead is None and found.sharded and module not in self.reported:
+            self._report(module, users_line())
+        return found
+
+    def _sizes(self, first: Tensor, dim: int) -> ShardSizes | None:
+        """Return the sizes of a batch by its first tensor; None if some rank gets no row."""
+        total = first.shape[dim if first.dim() > dim else 0]
+        if total < self.view.group.size or first.layout is not torch.strided:
+            return None
+        return self.view.even_sizes(total)
+
+    def _row_wise(self, x: Any) -> Any:
+        """Return what an inner module gets: a tensor made of the batch's arrays is sharded."""
+        if type(x) is not Tensor or not x.dim() or len(x) != self.rows:
+            return x
+        known = self._inside.get(id(x))
+        if known is None or known[0] is not x:
+            known = x, self._shard(x, (0,), self.view.even_sizes(self.rows))
+            if self.where is not None:
+                self._report(*self.where)
+                self.where = None
+            if not x.requires_grad:
+                self._inside[id(x)] = known
+        return known[1]
+
+    def _report(self, module: nn.Module, where: str) -> None:
+        self.reported.add(module)
+        self.view.report.add("modules", f"{type(module).__name__} at {where}", ROWS)
 
     def _shard(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:
         """Shard a tensor that has the batch's size; return any other unchanged."""
@@ -107,7 +183,7 @@ class ModuleEntry:
         return made
 
 
-def _is_placed(out: Any) -> bool:
-    """Return whether a module's result, or one of a tuple, is sharded or a partial sum."""
-    values = out if isinstance(out, (tuple, list)) else (out,)
-    return any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values)
+def ndarray() -> Any:
+    """Return numpy's class of arrays, or no class if the script has not imported it."""
+    numpy = sys.modules.get("numpy")
+    return () if numpy is None else numpy.ndarray
