@@ -108,17 +108,17 @@ class Modules(Feature):
         if not getattr(unpack, "__module__", "").startswith("torch."):
             return call.plain()
         view, entry = self.view, self.entry
-        context, depth = view.context, entry.depth
-        code = [*context.depth]
+        context, inside, code = view.context, (entry.depth, entry.rows), [*view.context.depth]
 
         @functools.wraps(unpack)
         def again(x: Any) -> Any:
-            before = context.depth, entry.depth, view.again
-            context.depth, entry.depth, view.again = [*code], depth, torch_internals.current_node()
+            before = context.depth, (entry.depth, entry.rows), view.again
+            context.depth, view.again = [*code], torch_internals.current_node()
+            entry.depth, entry.rows = inside
             try:
                 return unpack(x)
             finally:
-                context.depth, entry.depth, view.again = before
+                context.depth, (entry.depth, entry.rows), view.again = before
 
         return call.changed(unpack_hook=again)
 
