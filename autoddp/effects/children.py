@@ -1,4 +1,7 @@
-"""Worker processes of the script: each rank starts its own, which write to the rank's overlay."""
+"""Child processes of the script: those that it starts itself run on rank 0 only.
+
+Each rank has workers of its own for pools and executors, which write to the rank's overlay.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from threading import get_ident
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask, each
+from autoddp.effects.effect_feature import EffectRow, ask
+from autoddp.effects.exchanges import Exchanges
 from autoddp.effects.ownership import scripts
 from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
@@ -22,10 +26,6 @@ THROUGH = tuple(
 )
 SPAWNS = ("multiprocessing.", "loky.backend.", "joblib.externals.loky.backend.")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-QUEUE = (
-    "items come from each rank's own workers, in an order that may differ between ranks; "
-    "Pool.map and executors return results in one order"
-)
 # The first code that an interpreter runs if multiprocessing starts it for a rank above 0.
 MUTED = (
     "import sys; sys.path.append({!r}); from autoddp.process.muted import mute; "
@@ -33,19 +33,15 @@ MUTED = (
 )
 
 
-class Children(EffectFeature):
-    """The feature for worker processes: those of ranks above 0 write to the overlay."""
+class Children(Exchanges):
+    """The feature for child processes; this part is for the workers of pools and executors."""
 
     name: ClassVar[str] = "children"
-    without: ClassVar[str] = "worker processes of every rank write, and results come in any order"
+    without: ClassVar[str] = "every rank starts all processes, whose results come in any order"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(
             ("multiprocessing.process:BaseProcess.is_alive",),
             why="all ranks get rank 0's answer on whether a worker still runs",
-        ),
-        each(
-            ("multiprocessing.queues:Queue.get", "multiprocessing.queues:SimpleQueue.get"),
-            why=QUEUE,
         ),
     )
 

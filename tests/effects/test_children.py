@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.effects.children import QUEUE, Children
+from autoddp.comm.context import Code
+from autoddp.effects.children import Children
+from autoddp.effects.exchanges import QUEUE
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.programs import Programs
-from tests.effects.outward import on_ranks
+from tests.effects.outward import on_ranks, raised
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +46,24 @@ def later(number, results=None):
     return number
 
 
+TAKEN: list = []  # in a worker of a pool: the queue
+
+
+def take(results):
+    TAKEN.append(results)
+
+
+def later_of_pool(number):
+    return later(number, *TAKEN)
+
+
 def test_results_of_workers_are_in_the_same_order(tmp_path):
     def script(run):
         ready(run)
         results = FORK.Queue()
-        processes = [FORK.Process(target=later, args=(number, results)) for number in range(3)]
-        for process in processes:
-            process.start()
-        found = sorted(results.get()["row"] for _ in processes)
+        with FORK.Pool(3, take, (results,)) as pool:
+            pool.map(later_of_pool, range(3), 1)
+            found = sorted(results.get()["row"] for _ in range(3))
         said = run.group.call("said", lambda: [one.what for one in run.report.of("children")])
         with ProcessPoolExecutor(3, FORK) as one, ThreadPoolExecutor(3) as other:
             futures = {
@@ -68,6 +80,42 @@ def test_results_of_workers_are_in_the_same_order(tmp_path):
     assert found == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
     assert said == [f"multiprocessing.queues.Queue.get: {QUEUE}"]
     assert done == [("two", 2), ("none", 0), ("one", 1)]
+
+
+def produce(*shared):
+    """Give what rank 0 alone has, by each thing in `shared`."""
+    for number, each in enumerate(shared):
+        getattr(each, "put", getattr(each, "send", None))((number, len(LEADS), os.getpid()))
+
+
+def test_what_processes_give_is_rank_0s(tmp_path):
+    def script(run):
+        ready(run)
+        (here, there), queues = FORK.Pipe(), [FORK.Queue(), FORK.SimpleQueue(), FORK.Queue()]
+        producer = FORK.Process(target=produce, args=(*queues, there))
+        producer.start()
+        found = [queues[0].get(), queues[1].get(), here.recv()]
+        thread = ThreadPoolExecutor(1)
+        ahead = thread.submit(queues[2].get).result()
+        producer.join()
+        return [*found, ahead], producer.pid, producer.exitcode
+
+    found, pid, code = alike(script, 2, tmp_path)
+    assert found == [(0, 1, pid), (1, 1, pid), (3, 1, pid), (2, 1, pid)]
+    assert code == 0
+
+
+def test_a_fetch_cannot_ask_for_rank_0s_items(tmp_path):
+    def script(run):
+        queue = FORK.Queue()
+        producer = FORK.Process(target=produce, args=(queue,))
+        producer.start()
+        with run.group.context.within(Code.FETCH):
+            if run.world.rank:
+                return raised(queue.get)[0], raised(queue.get)[1].split(":")[0]
+            return queue.get() and ("OutOfReach", "Queue.get")
+
+    assert alike(script, 2, tmp_path) == ("OutOfReach", "Queue.get")
 
 
 def job(number):
