@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from autoddp.comm.world import World
 
@@ -14,6 +15,7 @@ class Place:
         self.world: World | None = None
         self.given: set[str] = set()  # variables that one plain process would not have
         self.private: str | None = None  # a folder, which the launcher removes
+        self.store: Any = None  # that rank 0 serves for calls of processes of another launcher
         self.raised: BaseException | None = None  # what ended the script, until it is shown
 
     def find(self) -> World:

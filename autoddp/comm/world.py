@@ -100,13 +100,18 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return None if text is None else int(text)
 
 
+def is_launchers(name: str) -> bool:
+    """Return whether a launcher sets this variable for one of its processes."""
+    return name in ADDED or OF_A_TASK.fullmatch(name) is not None
+
+
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Remove a launcher's variables from `environ`, as one plain process has none; return them.
 
     Of a scheduler's variables, those that differ between its processes are removed; what they have
     in common, such as the job's number, stays.
     """
-    names = [name for name in environ if name in ADDED or OF_A_TASK.fullmatch(name)]
+    names = [name for name in environ if is_launchers(name)]
     if environ.get(ERRORS, "1") != "1":
         names.remove(ERRORS)  # the user's: torchrun sets it to that where it is not set
     return {name: environ.pop(name) for name in names}

@@ -40,6 +40,9 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
     job of autoddp run, the function is called directly. If a rank dies, this process ends at once,
     with an error that names the rank.
 
+    In processes that torchrun, srun or mpirun has started, one for each rank, the call is their
+    job, and each of them gets its result.
+
     Args:
         function: The function, when used without options.
         **options: The options of `autoddp run`, by the same names: nproc, view, backend, ...
@@ -89,20 +92,24 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     """Call the decorated function, on ranks if this process is not one itself."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
-    options = schedulers.resolve(os.environ, options)
-    world = launched(os.environ)
+    environ = dict(os.environ)
+    options = schedulers.resolve(environ, options)
+    world = launched(environ)
     ranks = world.world_size if world else count(options)
-    if ranks == 1:
-        return wrapped(*args, **kwargs)
-    if world or options.nnodes > 1:
+    if not world and options.nnodes > 1:
         raise BadInput(
-            "@distributed starts ranks itself, but another launcher has started several processes "
-            "of this script; start autoddp run with the launcher instead, as in "
-            "torchrun --nproc-per-node 2 -m autoddp run train.py"
+            f"@distributed starts ranks on one node, not on {options.nnodes}; start a process for "
+            "each rank by torchrun, srun or mpirun, or the whole script by autoddp run"
         )
-    from autoddp.decorator import call  # imports torch
+    if ranks == 1 and not world:
+        return wrapped(*args, **kwargs)
+    from autoddp.decorator import call, processes  # they import torch
 
-    return call.run_rank0(call.DecoratedCall(wrapped, args, kwargs, options), ranks)
+    made = call.DecoratedCall(wrapped, args, kwargs, options)
+    if world is None:
+        return call.run_rank0(made, ranks)
+    processes.check(options, world)
+    return wrapped(*args, **kwargs) if ranks == 1 else processes.run(made, world, environ)
 
 
 def choose(options: dict[str, Any]) -> Options:

@@ -70,11 +70,7 @@ def run_rank0(call: DecoratedCall, ranks: int) -> Any:
     Raises:
         BadInput: The options cannot be used here, or this process cannot be forked.
     """
-    if dist.is_initialized():
-        raise BadInput(
-            "@distributed makes its own process group, but the script has initialised one already; "
-            "remove that, or run the whole script with autoddp run"
-        )
+    refuse_group()
     launch.check(call.options)
     devices, logs = joining.find_devices(), Logs(call.options.log_dir)
     forkable.check(call.site, ranks, call.options)
@@ -88,6 +84,19 @@ def run_rank0(call: DecoratedCall, ranks: int) -> Any:
         # after the forks, as its thread resolves an address under locks that a fork would inherit
         server = torch_internals.store_behind(listener)
         return run_on_rank(call, world_of(0, ranks, server.port), devices, forked.conclude)
+
+
+def refuse_group() -> None:
+    """Refuse a call in a script that has a process group of its own.
+
+    Raises:
+        BadInput: It has one.
+    """
+    if dist.is_initialized():
+        raise BadInput(
+            "@distributed makes its own process group, but the script has initialised one already; "
+            "remove that, or run the whole script with autoddp run"
+        )
 
 
 def world_of(rank: int, ranks: int, port: int) -> World:

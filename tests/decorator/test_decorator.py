@@ -339,14 +339,6 @@ def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
         assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
 
 
-def test_under_torchrun_the_call_raises_with_the_fix(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
-    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
-    assert (done.rc, done.out) == (1, "")
-    assert "BadInput: @distributed starts ranks itself, but another launcher has" in done.err
-
-
 # ---- options
 
 
