@@ -284,6 +284,33 @@ def test_different_float32_numbers_are_compared_in_float64(tmp_path):
     assert "in float64" in seen.data["why"]
 
 
+AMPLIFIES = """
+    import os
+    import autoddp
+    torch.manual_seed(0)
+"""
+
+
+@pytest.mark.parametrize("fault", ["", "loss *= 1 + 1e-3 * (autoddp.world_size() - 1)"])
+def test_amplified_rounding_is_told_from_a_fault(fault, tmp_path):
+    """A bias before a BatchNorm has no gradient but rounding, of which Adam makes whole steps."""
+    script = written(
+        tmp_path / "here" / "amplifies.py",
+        before=AMPLIFIES,
+        net="nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))",
+        optimizer="torch.optim.Adam(net.parameters(), lr=0.05, eps=1e-20)",
+        after="torch.save(net.state_dict(), f'net_{os.getpid()}.pt')",
+    )
+    if fault:
+        text = script.read_text()
+        script.write_text(text.replace("loss.backward()", f"{fault}; loss.backward()"))
+    seen = verified(script, nproc=3)
+    assert "one process, gradients off by a last bit" in seen.data["seconds"]
+    assert not any(each["want"] == "missing" for each in seen.data["float64"]["differences"])
+    assert (seen.code, seen.data["amplified"]) == (bool(fault), not fault), seen.data
+    assert fault or "but for rounding, which this training amplifies" in seen.data["why"]
+
+
 def test_mixed_rows_are_not_mistaken_for_rounding(tmp_path):
     """The first divergence has its step, its line and its parameters."""
     script = written(

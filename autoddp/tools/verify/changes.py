@@ -1,12 +1,14 @@
-"""Changes of a run for a comparison: faster clocks, or float64."""
+"""Changes of a run for a comparison: faster clocks, float64, or last bits of gradients."""
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map_only
 
 from autoddp.patching import Feature, Installation, patch, stands_for
@@ -48,6 +50,27 @@ class FasterClocks(Feature):
             return start + PACE * (original() - start)
 
         return read
+
+
+def last_bits(undo: ExitStack) -> None:
+    """Change gradients as much as another order of sums does, before each step.
+
+    A sum that cancels, as of a bias before a BatchNorm, is off by the last bit of its terms: these
+    are about as large as the other gradients.
+    """
+    draw = torch.Generator().manual_seed(1)
+
+    def change(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        given = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        dense = [x for x in given if x is not None and x.layout is torch.strided]
+        norms = [x.detach().norm().item() for x in dense if x.numel()]
+        size = math.hypot(*norms) / math.sqrt(max(1, sum(x.numel() for x in dense)))
+        for x in dense:
+            signs = torch.randint(0, 2, x.shape, generator=draw).to(x) * 2 - 1
+            with torch.no_grad():
+                x += signs * torch.finfo(x.dtype).eps * (x.abs() + size)
+
+    undo.callback(register_optimizer_step_pre_hook(change).remove)
 
 
 def float64(undo: ExitStack) -> None:

@@ -12,8 +12,8 @@ from autoddp.tools.record.recording import Recording
 from autoddp.tools.record.script import Change
 from autoddp.tools.runs import Runner, tail
 from autoddp.tools.verify.causes import ROUNDING, cause_of, not_reproducible
-from autoddp.tools.verify.changes import faster_clocks, float64
-from autoddp.tools.verify.findings import OTHER, Findings
+from autoddp.tools.verify.changes import faster_clocks, float64, last_bits
+from autoddp.tools.verify.findings import OTHER, Amplified, Findings, Noting
 from autoddp.tools.verify.outputs import Repeats, compare_outputs
 from autoddp.tools.verify.steps import allowed, compare_runs
 from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, Conclusion, VerifyOptions
@@ -21,6 +21,11 @@ from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, Conclusion, VerifyO
 NOT_COMPARED = (
     "values that change in a second run of one process (clocks, rates, process ids) are not "
     "compared"
+)
+AMPLIFIED = (
+    "{} give the numbers of one process but for rounding, which this training amplifies: if only "
+    "the last bit of its gradients changes, one process differs from itself as much; the largest "
+    "difference{} is {:.1e}"
 )
 EQUAL = "{} give the numbers of one process; the largest difference{} is {:.1e}"
 
@@ -88,6 +93,17 @@ class Verification:
             return
         wide_ranks = self._run(f"{self.ranks} in float64", self.options.nproc, float64)
         result.float64 = compare(wide, wide_ranks, repeats)
+        if not result.float64.equal and wide_ranks.code == wide.code:
+            result.float64 = self._without_amplified(wide, wide_ranks, repeats)
+
+    def _without_amplified(self, one: Recording, ranks: Recording, repeats: Repeats) -> Findings:
+        """Compare without what a last bit of the gradients becomes in a run of one process."""
+        off = self._run("one process, gradients off by a last bit", 1, float64, last_bits)
+        amplified = Amplified()
+        compare(one, off, repeats, Noting(amplified))
+        found = compare(one, ranks, repeats, Findings(amplified=amplified))
+        self.conclusion.amplified = found.equal
+        return found
 
     def _conclude(self, one: Recording, ranks: Recording) -> None:
         result, wide = self.conclusion, self.conclusion.float64
@@ -98,7 +114,8 @@ class Verification:
             differences = [each for each in differences if each.size == OTHER]
             if not differences:
                 off = (" in float64", wide.largest) if wide else ("", result.findings.largest)
-                result.why = EQUAL.format(self.ranks, *off)
+                form = AMPLIFIED if result.amplified else EQUAL
+                result.why = form.format(self.ranks, *off)
                 return
             result.cause, result.findings.differences = ROUNDING, differences
         result.code = DIFFERENT
@@ -107,9 +124,11 @@ class Verification:
         result.cause = result.cause or cause_of(wide or result.findings, result.nproc)
 
 
-def compare(want: Recording, got: Recording, repeats: Repeats) -> Findings:
+def compare(
+    want: Recording, got: Recording, repeats: Repeats, findings: Findings | None = None
+) -> Findings:
     """Compare the steps, prints and files of two runs."""
-    findings, records = compare_runs(want, got), want.steps.get(0, [])
+    findings, records = compare_runs(want, got, findings), want.steps.get(0, [])
     dtypes = sorted({name for record in records for name in record["dtypes"]})
     compare_outputs(findings, want, got, allowed(dtypes or ["float32"], len(records)), repeats)
     return findings

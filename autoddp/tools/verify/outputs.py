@@ -84,7 +84,10 @@ def compare_files(
             pair = of_one[name], of_ranks[name]
             if all(untouched(*each) for each in zip(pair, folders, strict=True)):
                 continue
-            inner, known = Findings(), [found[name] for found in repeats.files if name in found]
+            inner, known = (
+                findings.inside(),
+                [found[name] for found in repeats.files if name in found],
+            )
             inner.take_all(compare_file(name, pair, rtol, last_digit, known), rtol)
             findings.take(Difference(FILE, name, "", "", inner.largest), OTHER)
             findings.compared[FILE].differ += not inner.equal

@@ -14,7 +14,15 @@ from autoddp.tools.record.recording import (
     Entry,
     Recording,
 )
-from autoddp.tools.verify.findings import LEAST_PART, OTHER, STEPS, Count, Difference, Findings
+from autoddp.tools.verify.findings import (
+    LEAST_PART,
+    OTHER,
+    PARTS,
+    STEPS,
+    Count,
+    Difference,
+    Findings,
+)
 
 # The relative tolerances at the first step, and at any step. Sums in another order differ by less,
 # and training amplifies this with each step. A value that was rounded to float32 differs by more
@@ -22,7 +30,6 @@ from autoddp.tools.verify.findings import LEAST_PART, OTHER, STEPS, Count, Diffe
 ALLOWED = {"float64": (1e-8, 1e-6), "float32": (2e-5, 1e-2)}
 HALF = (5e-2, 5e-2)  # bfloat16 and float16 keep 8 and 11 bits
 DOUBLES = 20  # steps in which the tolerance doubles
-PARTS = (", norm", ", sum", ", signed sum")  # of a fingerprint
 NAMED = 3  # the most differences of an aspect that are listed for a step
 
 
@@ -33,9 +40,10 @@ def allowed(dtypes: list[str], step: int) -> float:
     return min(most, least * 2.0 ** min(step / DOUBLES, 99))
 
 
-def compare_runs(want: Recording, got: Recording) -> Findings:
+def compare_runs(want: Recording, got: Recording, findings: Findings | None = None) -> Findings:
     """Compare all ranks of a run with one process: steps, and losses after the last step."""
-    findings, one, count = Findings(), want.steps.get(0, []), Count()
+    findings = Findings() if findings is None else findings
+    one, count = want.steps.get(0, []), Count()
     findings.compared[STEPS] = count
     for rank in sorted({0, *got.steps}):
         entries = got.steps.get(rank, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autoddp.report import PREFIX
@@ -38,6 +38,7 @@ class Conclusion:
     why: str = ""  # in one sentence
     findings: Findings = field(default_factory=Findings)
     float64: Findings | None = None
+    amplified: bool = False  # whether rounding alone makes differences as large, in float64
     cause: str = ""  # with a fix
     error: list[str] = field(default_factory=list)  # its last lines
     notes: list[str] = field(default_factory=list)
@@ -88,4 +89,10 @@ class Conclusion:
 
     def data(self) -> dict[str, Any]:
         """Return the conclusion as --json writes it."""
-        return {"verdict": WORDS[self.code]} | asdict(self)
+        found = replace(self, findings=plain(self.findings), float64=plain(self.float64))
+        return {"verdict": WORDS[self.code]} | asdict(found)
+
+
+def plain(findings: Any) -> Any:
+    """Return findings without what was allowed, which is long."""
+    return findings and replace(findings, amplified=None)
