@@ -5,25 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
+
+# What is known of an entry: its name, inode, whether it is a link, and the answers to `QUESTIONS`.
+Facts = tuple[str, int, bool, tuple[bool | OSError, ...]]
+QUESTIONS = [(name, follow) for name in ("is_dir", "is_file") for follow in (True, False)]
+
+
+def facts(entry: os.DirEntry[str]) -> Facts:
+    """Return what is known of an entry, as plain data: there may be thousands to send."""
+    answers = (_answer(getattr(entry, name), follow) for name, follow in QUESTIONS)
+    return entry.name, entry.inode(), entry.is_symlink(), tuple(answers)
+
+
+def _answer(ask: Callable[..., bool], follow: bool) -> bool | OSError:
+    """Return the answer of an entry, or the error that it raises, as for a link to itself."""
+    try:
+        return ask(follow_symlinks=follow)
+    except OSError as error:
+        return error.with_traceback(None)
 
 
 class Entry:
-    """A copy of an entry of `os.scandir`, which can be pickled.
+    """A copy of an entry of `os.scandir`.
 
     It holds answers that the script may never ask for: an error is raised by the question.
     """
 
-    def __init__(self, folder: Any, entry: os.DirEntry[str]) -> None:
-        self.name: Any = os.fsencode(entry.name) if isinstance(folder, bytes) else entry.name
+    __slots__ = ("_answers", "_inode", "_is_link", "name", "path")
+
+    def __init__(self, folder: Any, known: Facts) -> None:
+        name, self._inode, self._is_link, self._answers = known
+        self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
         self.path = os.path.join(folder, self.name)
-        self._is_link, self._inode = entry.is_symlink(), entry.inode()
-        self._answers = {
-            (ask.__name__, follow): _answer(partial(ask, follow_symlinks=follow))
-            for ask in (entry.is_dir, entry.is_file)
-            for follow in (True, False)
-        }
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a folder."""
@@ -50,7 +64,7 @@ class Entry:
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def _answered(self, question: str, follow: bool) -> bool:
-        answer = self._answers[question, follow]
+        answer = self._answers[QUESTIONS.index((question, bool(follow)))]
         if isinstance(answer, OSError):
             raise OSError(answer.errno, answer.strerror, answer.filename)
         return answer
@@ -73,11 +87,3 @@ class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
         self._entries = iter(())
 
     close = __exit__
-
-
-def _answer(ask: Callable[[], bool]) -> bool | OSError:
-    """Return the answer of an entry, or the error that it raises, as for a link to itself."""
-    try:
-        return ask()
-    except OSError as error:
-        return error.with_traceback(None)

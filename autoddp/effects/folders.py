@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.entries import Entry, Listing
+from autoddp.effects.entries import Entry, Listing, facts
 from autoddp.effects.overlay import Overlay, named
 from autoddp.effects.ownership import whose
 from autoddp.effects.who_acts import Mode
@@ -77,9 +77,8 @@ class Folders(EffectFeature):
             return self._look(call) if self.effects.reads() else call.plain()
         if name == "scandir":
             folder = os.fspath(call.named.get("path") or ".")
-            return Listing(
-                self.effects.ask_rank0(call.name, lambda: [Entry(folder, e) for e in call.plain()])
-            )
+            known = self.effects.ask_rank0(call.name, lambda: [*map(facts, call.plain())])
+            return Listing(Entry(folder, one) for one in known)
         return self.effects.ask_rank0(call.name, call.plain)
 
     def _asks_rank0(self, call: Call) -> bool:
@@ -120,7 +119,7 @@ class Folders(EffectFeature):
             if entries is None:
                 return call.plain()
             if call.name.endswith("scandir"):
-                return Listing(Entry(os.fspath(path or "."), one) for one in entries)
+                return Listing(Entry(os.fspath(path or "."), facts(one)) for one in entries)
             names = [one.name for one in entries]
             return [*map(os.fsencode, names)] if isinstance(path, bytes) else names
         if not isinstance(path, NAMES) or call.named.get("dir_fd") is not None:
