@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effects.test_caches import CACHE
 from tests.launch import test_two_nodes
 from tests.launch.test_two_nodes import ADDRESSES, PORT
 from tests.support import archives
@@ -194,3 +195,37 @@ def test_everything(nodes, server, alone, shared, tmp_path):
         assert contents(pair.homes[1]) == left, "each node has all of it, for the next job"
     temporary = [path.name for n in range(2) for path in (tmp_path / f"tmp{n}").iterdir()]
     assert [name for name in temporary if "inductor" not in name] == []
+
+
+CACHED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import cache_of_a_library as library
+
+made = []
+
+def make(shard):
+    made.append(shard)
+    return bytes([shard, len(made)])
+
+for _ in range(2):
+    folder = os.path.expanduser("~/.cache/huggingface/datasets/csv")
+    print(library.filled(folder, make, lambda: None), made, sorted(os.listdir(folder)))
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+def test_a_librarys_cache(nodes, shared, tmp_path):
+    package = tmp_path / "lib" / "site-packages"
+    package.mkdir(parents=True)
+    (package / "cache_of_a_library.py").write_text(CACHE)
+    (tmp_path / "s.py").write_text(
+        CACHED.replace('expanduser("~', f'abspath("{tmp_path}/at')  # the folder that differs
+    )
+    pair = Pair(nodes, tmp_path, shared=shared)
+    for made in ([0, 1], []):  # cold, then warm
+        (out, _), (out2, _) = pair.run(tmp_path / "s.py", str(package), nprocs=(1, 2))
+        line = f"[[0, 1], [1, 2]] {made} ['0', '1']\n"
+        assert (out, out2) == (line * 2, "")
+    assert contents(pair.homes[0]) == contents(pair.homes[1])
+    assert len(contents(pair.homes[1])) == 3
