@@ -1,0 +1,1 @@
+"""Scripts on the libraries that people train with: one process against ranks."""

@@ -1,0 +1,111 @@
+"""The content of files that libraries write, as values or as text: what can be compared."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autoddp.tools.verify.load import Unpickler, load
+
+
+def read(path: Path) -> Any:
+    """The content of a file by its name, or by what its bytes are.
+
+    Raises:
+        Exception: Nobody knows this kind, or it is broken.
+    """
+    for part, reader in KINDS.items():
+        if part in path.name:
+            return reader(path)
+    return load(path)
+
+
+def _safetensors(path: Path) -> Any:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _events(path: Path) -> str:
+    """TensorBoard's records, without their times."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    shown = []
+    for event in LegacyEventFileLoader(str(path)).Load():
+        event.ClearField("wall_time")
+        shown.append(str(event))
+    return "".join(shown)
+
+
+def _arrow(path: Path) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        for opens in (pa.ipc.open_stream, pa.ipc.open_file):
+            try:
+                return opens(source).read_all().to_pylist()
+            except pa.ArrowInvalid:
+                source.seek(0)
+    raise ValueError(f"{path} is no table of Arrow")
+
+
+def _parquet(path: Path) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def _database(path: Path) -> str:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+        return "\n".join(database.iterdump())
+
+
+def _pickle(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        return load(path)
+    return Unpickler(io.BytesIO(path.read_bytes())).load()
+
+
+def _joblib(path: Path) -> Any:
+    import joblib
+
+    return joblib.load(path)
+
+
+def _hdf5(path: Path) -> Any:
+    import h5py
+
+    found: dict[str, Any] = {}
+    with h5py.File(path) as file:
+        file.visititems(lambda name, x: found.update({name: x[()]} if hasattr(x, "shape") else {}))
+    return found
+
+
+def _archive(path: Path) -> Any:
+    """Text and arrays of a zip archive, by name; others by their bytes."""
+    try:
+        return load(path)  # arrays, or a checkpoint of torch
+    except (ValueError, pickle.UnpicklingError, RuntimeError):
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    ".safetensors": _safetensors,
+    "events.out.tfevents.": _events,
+    ".arrow": _arrow,
+    ".parquet": _parquet,
+    ".db": _database,
+    ".sqlite": _database,
+    ".joblib": _joblib,
+    ".pkl": _pickle,
+    ".h5": _hdf5,
+    ".zip": _archive,
+    ".keras": _archive,
+}
