@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import sqlite3
 import zipfile
 from collections.abc import Callable
@@ -35,10 +36,16 @@ def _safetensors(path: Path) -> Any:
 def _events(path: Path) -> str:
     """TensorBoard's records, without their times."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     shown = []
     for event in LegacyEventFileLoader(str(path)).Load():
         event.ClearField("wall_time")
+        for value in event.summary.value:
+            plugin = value.metadata.plugin_data
+            if plugin.plugin_name == "hparams":  # its bytes have a dictionary in any order
+                shown.append(str(HParamsPluginData.FromString(plugin.content)))
+                plugin.content = b""
         shown.append(str(event))
     return "".join(shown)
 
@@ -78,7 +85,14 @@ def _joblib(path: Path) -> Any:
     return joblib.load(path)
 
 
-def _hdf5(path: Path) -> Any:
+def _keras(path: Path) -> Any:
+    """Weights, and the configuration without addresses of objects."""
+    with zipfile.ZipFile(path) as archive:
+        config = re.sub(rb'"shared_object_id": \d+', b"", archive.read("config.json"))
+        return config, _hdf5(io.BytesIO(archive.read("model.weights.h5")))
+
+
+def _hdf5(path: Path | io.BytesIO) -> Any:
     import h5py
 
     found: dict[str, Any] = {}
@@ -107,5 +121,5 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     ".pkl": _pickle,
     ".h5": _hdf5,
     ".zip": _archive,
-    ".keras": _archive,
+    ".keras": _keras,
 }
