@@ -27,7 +27,8 @@ PATIENCE = 300.0  # seconds for each command
 SHOWN = 3000  # characters of what a failed command wrote
 # What one process does not repeat, and libraries write by themselves
 CLOCKS = re.compile(
-    r"\d{8}[-_]\d{6}|\d{4}-\d\d-\d\d[ T_]\d\d[:-]\d\d[:-]\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"  # a date, a time
+    r"\d{8}[-_]\d{6}"  # a date and a time
+    r"|\d{4}-\d\d-\d\d[ T_]\d\d[:-]\d\d[:-]\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
     r"|\b\d{4}[-/]?\d\d[-/]?\d\d\b|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b"
     r"|(?<=runtime\": )[\d.e+-]+|(?<=per_second\": )[\d.e+-]+"
     r"|(?<=runtime': )[^,}]+|(?<=per_second': )[^,}]+"
