@@ -30,7 +30,7 @@ lines = load_dataset("json", data_files={"train": "rows.jsonl", "test": "rows.js
 text = load_dataset("text", data_files="rows.txt", split="train")
 print(table, lines, text, text[3])
 table = table.map(count, batched=True).filter(lambda row: row["x"][0] < 3)
-lines = lines.map(lambda row: {"length": len(row["text"])}, num_proc=2)
+lines = lines.map(lambda row: {"length": len(row["text"])})
 print(lines["train"].sort("length", reverse=True)[:3], table.features)
 parts = table.shuffle(seed=1).train_test_split(test_size=0.25, seed=2)
 parts.save_to_disk("parts")
