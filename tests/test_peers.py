@@ -1,4 +1,4 @@
-"""Scripts on libraries that train: these find one process, and give its numbers and its files."""
+"""Libraries that start ranks themselves: `--own-ddp yes` lets them, else they are told of it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,8 @@ RTOL = 1e-7
 def needs(library: str):
     """One skip with a reason; nothing is imported here."""
     there = importlib.util.find_spec(library) is not None
-    reason = f"{library} is not installed: pip install '.[peers]'"
+    reason = f"{library} is not installed: pip install '.[libraries]'"
     return pytest.mark.skipif(not there, reason=reason)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("accelerated", marks=needs("accelerate")),
-        pytest.param("lightened", marks=needs("lightning")),
-        pytest.param("scored", marks=needs("skorch")),
-        pytest.param("tracked", marks=needs("mlflow")),
-        pytest.param("trained", marks=needs("transformers")),
-        pytest.param("tuned", marks=needs("optuna")),
-    ],
-)
-def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
-    path = str(SCRIPTS / f"{name}.py")
-    want = warm.run("python", path, folder=tmp_path / "python", timeout=240)
-    assert want.code == 0, want.err
-    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "ranks", timeout=240)
-    assert got.code == 0, got.err
-    same_text(want.out, got.out, RTOL, "stdout")
-    assert "[autoddp] fetching: " in got.err
-    assert "by itself, on every rank" not in got.err
-    assert not got.left
 
 
 @needs("lightning")
