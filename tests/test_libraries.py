@@ -2,7 +2,9 @@
 
 import json
 import re
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,18 @@ def write_events(path, x):
         writer.add_scalar("loss", x, 1)
 
 
+def write_archive(path, x):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("log.json", (2026, 1, 1, 1, int(4 * x), 0)), f"[{x!r}]")
+
+
+def write_shard(path, x):
+    torch.save({"x": x}, path.with_suffix(".pth"))
+    with tarfile.open(path, "w") as archive:
+        archive.add(path.with_suffix(".pth"), "model.pth")
+    path.with_suffix(".pth").unlink()
+
+
 @pytest.mark.parametrize(
     ("name", "write", "rtol"),
     [
@@ -85,6 +99,8 @@ def write_events(path, x):
         ("model.safetensors", write_safetensors, 1e-9),
         ("model.pt", lambda path, x: torch.save({"x": x}, path), 1e-9),
         ("events", write_events, 1e-4),
+        ("saved.zip", write_archive, 1e-9),
+        ("shard.tar", write_shard, 1e-9),
     ],
 )
 def test_files_are_compared_by_their_numbers(name, write, rtol, tmp_path):
@@ -115,7 +131,8 @@ def test_what_a_clock_says_is_no_difference():
     )
     a, b = (lines(text, case) for text in texts)
     assert a == b == ["{'loss': 0.5, 'eval_runtime': #}", "# on"]
-    assert lines("loss 0.2246375989913940", case) == ["loss 0.2246375989913940"]
+    for number in ("loss 0.2246375989913940", "loss 0.1970342827658579"):
+        assert lines(number, case) == [number]
 
 
 def test_every_script_is_in_the_table():

@@ -6,9 +6,11 @@ import filecmp
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +39,7 @@ CLOCKS = re.compile(
     r"|\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"  # ids, and what is made of times of files
     r"|(?<![.\w])(?=[0-9]*[a-f])[0-9a-f]{16,64}(?!\w)|(?<![.\w])\d{18}(?!\w)"
     r"|(?<=0x)[0-9a-f]{6,}|(?<=/tmp/)[\w.-]+"
-    r"|\b1[789]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
+    r"|(?<!\.)\b1[789]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
 )
 BAR = re.compile(r"[│█▉▊▋▌▍▎▏━╸╺─]|\d+%")  # drawn as the clock has it: how often is not said
 OURS = re.compile(r"\[autoddp\] |\s*$")
@@ -45,6 +47,7 @@ NAMES = re.compile(
     r"\btmp[a-z0-9_]{8}\b|(?<=events\.out\.tfevents\.)[^/]*|\d{4}[-_]\d\d[-_]\d\d|\d\d[-_]\d\d[-_]\d\d|\d{8}[-_]\d{6}"
     r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?<![0-9a-f])[0-9a-f]{16,64}(?![0-9a-f])"
 )
+ARCHIVES = (".zip", ".tar")  # of files; their times differ
 TEMPORARY, HOME, WORK = "tmp", "home", "work"
 
 
@@ -179,12 +182,12 @@ def lines(text: str, case: Case) -> list[str]:
     return [CLOCKS.sub("#", line) for line in kept if line != "#"]
 
 
-def same_files(findings: Findings, case: Case, want: Path, got: Path) -> None:
+def same_files(findings: Findings, case: Case, want: Path, got: Path, top: str = "") -> None:
     """Compare the names of all files below two folders, and their content by its kind."""
     names = Names()
     of_one, of_ranks = (names.named(files(folder)) for folder in (want, got))
     for name in sorted({*of_one, *of_ranks}):
-        place = f"{want.name}/{name}"
+        place = f"{top or want.name}/{name}"
         if any(fnmatch(place, pattern) for pattern in (*EACH_RUNS_OWN, *case.ignore)):
             continue
         pair = of_one.get(name), of_ranks.get(name)
@@ -208,6 +211,9 @@ def same_file(findings: Findings, case: Case, place: str, want: Path, got: Path)
         findings.take(Difference(FILE, place, "", "", 0.0), case.rtol)
         return
     try:
+        if want.suffix in ARCHIVES:
+            same_members(findings, case, place, want, got)
+            return
         a, b = read(want), read(got)
     except Exception as error:  # whatever a reader may raise
         words = f"other bytes ({type(error).__name__})"
@@ -218,3 +224,12 @@ def same_file(findings: Findings, case: Case, place: str, want: Path, got: Path)
         findings.take_all(compare_lines(FILE, place, texts, case.rtol), case.rtol)
     else:
         findings.take_all(unlike(a, b, place), case.rtol)
+
+
+def same_members(findings: Findings, case: Case, place: str, want: Path, got: Path) -> None:
+    """Compare what two archives hold as files of a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        pair = Path(folder, "python"), Path(folder, "ranks")
+        for path, into in zip((want, got), pair, strict=True):
+            shutil.unpack_archive(path, into, filter="data" if path.suffix == ".tar" else None)
+        same_files(findings, case, *pair, place)

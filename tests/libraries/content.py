@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import re
 import sqlite3
 import zipfile
@@ -30,7 +29,8 @@ def _safetensors(path: Path) -> Any:
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(sorted((file.metadata() or {}).items()))  # kept in any order
+        return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _events(path: Path) -> str:
@@ -101,13 +101,11 @@ def _hdf5(path: Path | io.BytesIO) -> Any:
     return found
 
 
-def _archive(path: Path) -> Any:
-    """Text and arrays of a zip archive, by name; others by their bytes."""
-    try:
-        return load(path)  # arrays, or a checkpoint of torch
-    except (ValueError, pickle.UnpicklingError, RuntimeError):
-        with zipfile.ZipFile(path) as archive:
-            return {name: archive.read(name) for name in archive.namelist()}
+def _objects(path: Path) -> Any:
+    """What numpy's `save` has pickled."""
+    import numpy as np
+
+    return np.load(path, allow_pickle=True).tolist()
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -118,8 +116,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     ".db": _database,
     ".sqlite": _database,
     ".joblib": _joblib,
+    ".cache": _objects,
     ".pkl": _pickle,
     ".h5": _hdf5,
-    ".zip": _archive,
     ".keras": _keras,
 }
