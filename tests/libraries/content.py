@@ -101,13 +101,6 @@ def _hdf5(path: Path | io.BytesIO) -> Any:
     return found
 
 
-def _objects(path: Path) -> Any:
-    """What numpy's `save` has pickled."""
-    import numpy as np
-
-    return np.load(path, allow_pickle=True).tolist()
-
-
 KINDS: dict[str, Callable[[Path], Any]] = {
     ".safetensors": _safetensors,
     "events.out.tfevents.": _events,
@@ -116,7 +109,6 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     ".db": _database,
     ".sqlite": _database,
     ".joblib": _joblib,
-    ".cache": _objects,
     ".pkl": _pickle,
     ".h5": _hdf5,
     ".keras": _keras,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import torch
 import yaml
 from ultralytics import YOLO, settings
 
@@ -37,7 +36,6 @@ model.train(data="data.yaml", epochs=2, imgsz=64, batch=4, workers=0, device="cp
             amp=False, optimizer="AdamW", lr0=0.002)  # fmt: skip
 for line in Path("runs/shapes/results.csv").read_text().splitlines():
     print(",".join(line.split(",")[:1] + line.split(",")[2:]))
-torch.save(model.model.state_dict(), "weights.pt")
 metrics = model.val(data="data.yaml", imgsz=64, batch=4, workers=0, device="cpu", plots=False,
                     verbose=False, project=os.path.abspath("runs"), name="val")  # fmt: skip
 print({name: round(float(value), 6) for name, value in metrics.results_dict.items()})
