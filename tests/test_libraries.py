@@ -1,5 +1,6 @@
 """What runs the scripts of `tests/libraries` sees what differs; its table is whole."""
 
+import importlib.util
 import json
 import re
 import tarfile
@@ -142,6 +143,12 @@ def test_every_script_is_in_the_table():
     assert sum(case.ranks == 3 for case in run) >= len(run) // 3
     loose = [case.name for case in found.values() if case.rtol > 1e-9 and not case.reason]
     assert loose == []
+
+
+def test_no_script_hides_a_module_that_another_imports():
+    """Their folder comes first on the path of each."""
+    hidden = [name for name in cases() if importlib.util.find_spec(name)]
+    assert hidden == []
 
 
 def test_scripts_are_as_short_as_a_first_page():
