@@ -43,6 +43,7 @@ model = TemporalFusionTransformer.from_dataset(
 )  # fmt: skip
 trainer = pl.Trainer(
     max_epochs=3, limit_train_batches=4, accelerator="cpu", gradient_clip_val=0.1,
+    precision="64-true",
     enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=2,
     callbacks=[EarlyStopping("val_loss", patience=5), LearningRateMonitor()],
     logger=CSVLogger("logs"),
