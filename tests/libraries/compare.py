@@ -42,7 +42,8 @@ CLOCKS = re.compile(
     r"|(?<!\.)\b1[789]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
 )
 BAR = re.compile(r"[│█▉▊▋▌▍▎▏━╸╺─]|\d+%")  # drawn as the clock has it: how often is not said
-OURS = re.compile(r"\[autoddp\] |\s*$")
+# our lines, and what a library says only where it is slow
+OURS = re.compile(r"\[autoddp\] |\s*$|Matplotlib is building the font cache")
 NAMES = re.compile(
     r"\btmp[a-z0-9_]{8}\b|(?<=events\.out\.tfevents\.)[^/]*|\d{4}[-_]\d\d[-_]\d\d|\d\d[-_]\d\d[-_]\d\d|\d{8}[-_]\d{6}"
     r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?<![0-9a-f])[0-9a-f]{16,64}(?![0-9a-f])"
