@@ -39,6 +39,7 @@ KNOWN = (
     "apex.normalization.fused_layer_norm:FusedLayerNorm",
     "apex.normalization.fused_layer_norm:FusedRMSNorm",
     "torchvision.ops.deform_conv:deform_conv2d",
+    "trl.kernels.chunked_logprob:ChunkedLogProbFunction",
 )
 DROPOUT = ("dropout_p", "p")  # a kernel's own draws are not those of the whole batch
 F = TypeVar("F")
