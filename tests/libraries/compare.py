@@ -29,9 +29,9 @@ PATIENCE = 300.0  # seconds for each command
 SHOWN = 3000  # characters of what a failed command wrote
 # What one process does not repeat, and libraries write by themselves
 CLOCKS = re.compile(
-    r"\d{8}[-_]\d{6}"  # a date and a time
+    r"(?<![.\w])20\d{6}[-_]\d{6}\b"  # a date and a time
     r"|\d{4}-\d\d-\d\d[ T_]\d\d[:-]\d\d[:-]\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-    r"|\b\d{4}[-/]?\d\d[-/]?\d\d\b|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b"
+    r"|(?<![.\w])20\d\d[-/]?[01]\d[-/]?[0-3]\d\b|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b"
     r"|(?<=runtime\": )[\d.e+-]+|(?<=per_second\": )[\d.e+-]+"
     r"|(?<=runtime': )[^,}]+|(?<=per_second': )[^,}]+"
     r"|\b[\d.?]+ ?[kM]?(?:it|ba|examples?|steps?|B)/s\b|\b[\d.?]+ ?m?s/(?:it|step|epoch)\b"
@@ -39,13 +39,14 @@ CLOCKS = re.compile(
     r"|\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"  # ids, and what is made of times of files
     r"|(?<![.\w])(?=[0-9]*[a-f])[0-9a-f]{16,64}(?!\w)|(?<![.\w])\d{18}(?!\w)"
     r"|(?<=0x)[0-9a-f]{6,}|(?<=/tmp/)[\w.-]+"
-    r"|(?<!\.)\b1[789]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
+    r"|(?<![.\w])1[789]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
 )
-BAR = re.compile(r"[│█▉▊▋▌▍▎▏━╸╺─]|\d+%")  # drawn as the clock has it: how often is not said
+BAR = re.compile(r"[│█▉▊▋▌▍▎▏━╸╺─]|\d+%\|")  # drawn as the clock has it: how often is not said
 # our lines, and what a library says only where it is slow
 OURS = re.compile(r"\[autoddp\] |\s*$|Matplotlib is building the font cache")
 NAMES = re.compile(
-    r"\btmp[a-z0-9_]{8}\b|(?<=events\.out\.tfevents\.)[^/]*|\d{4}[-_]\d\d[-_]\d\d|\d\d[-_]\d\d[-_]\d\d|\d{8}[-_]\d{6}"
+    r"\btmp[a-z0-9_]{8}\b|(?<=events\.out\.tfevents\.)[^/]*"
+    r"|\d{4}[-_]\d\d[-_]\d\d|\d\d[-_]\d\d[-_]\d\d|\d{8}[-_]\d{6}"
     r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?<![0-9a-f])[0-9a-f]{16,64}(?![0-9a-f])"
 )
 ARCHIVES = (".zip", ".tar")  # of files; their times differ

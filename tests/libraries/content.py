@@ -12,6 +12,8 @@ from typing import Any
 
 from autoddp.tools.verify.load import Unpickler, load
 
+TIMED = re.compile("runtime|per_second")  # of a scalar's name
+
 
 def read(path: Path) -> Any:
     """The content of a file by its name, or by what its bytes are.
@@ -34,7 +36,7 @@ def _safetensors(path: Path) -> Any:
 
 
 def _events(path: Path) -> str:
-    """TensorBoard's records, without their times."""
+    """TensorBoard's records, without times."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -46,6 +48,8 @@ def _events(path: Path) -> str:
             if plugin.plugin_name == "hparams":  # its bytes have a dictionary in any order
                 shown.append(str(HParamsPluginData.FromString(plugin.content)))
                 plugin.content = b""
+            if TIMED.search(value.tag):
+                value.ClearField("simple_value")
         shown.append(str(event))
     return "".join(shown)
 

@@ -13,8 +13,9 @@ x, y = digits.images[:240, ..., None] / 16, digits.target[:240]
 model = keras.Sequential(
     [
         keras.Input((8, 8, 1)),
-        keras.layers.Conv2D(8, 3, activation="relu"),
+        keras.layers.Conv2D(8, 3, use_bias=False),
         keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
         keras.layers.MaxPooling2D(2),
         keras.layers.Flatten(),
         keras.layers.Dropout(0.2),
