@@ -32,7 +32,12 @@ class TensorType(type(Tensor)):  # type: ignore[misc]  # torch's stub does not k
 
 
 class DistributedTensor(Tensor, metaclass=TensorType):
-    """Base of the tensors that are spread over ranks; `dispatch.py` defines their functions."""
+    """Base of the tensors that are spread over ranks; `dispatch.py` defines their functions.
+
+    Attributes are in slots: libraries copy `x.__dict__`, which has what the script has put there.
+    """
+
+    __slots__ = ()
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Tensor]:  # type: ignore[override]
@@ -53,12 +58,13 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
         dim: The shard dimension.
     """
 
+    __slots__ = ("_local", "_seen", "_whole", "base", "path", "spec")
     spec: Spec
     _local: Tensor
-    base: Base | None = None  # made when it is needed
-    path: Path = ()  # of the functions that make this view of its base
-    _whole: Tensor | None = None  # of a small view that was gathered without its base
-    _seen = -1
+    base: Base | None  # made when it is needed
+    path: Path  # of the functions that make this view of its base
+    _whole: Tensor | None  # of a small view that was gathered without its base
+    _seen: int  # the version of the rows then
 
     @staticmethod
     def __new__(
@@ -186,19 +192,21 @@ def wrap(local: Tensor, spec: Spec) -> ShardedTensor:
         ShardedTensor, spec.shape, strides=strides, dtype=local.dtype, device=local.device
     )
     made._local, made.spec = local, spec
+    made.base, made.path, made._whole = None, (), None
     return made
 
 
 class Partial(DistributedTensor, metaclass=TensorType):
     """A 0-dim sum over ranks, of which each rank holds a term; it is reduced when it is read."""
 
+    __slots__ = ("_node", "_part", "_value", "_written", "declared", "local", "owner")
     owner: View
     local: Tensor
     declared: torch.dtype
     _part: Part
     _node: str
-    _value: Tensor | None = None
-    _written = 0
+    _value: Tensor | None  # the sum, once it was read
+    _written: int  # its version then
 
     @staticmethod
     def __new__(
@@ -213,6 +221,7 @@ class Partial(DistributedTensor, metaclass=TensorType):
         made: Partial = make_wrapper(cls, (), dtype=declared, device=local.device)
         made.local, made.owner, made.declared = local, view, declared
         made._part, made._node = known or view.pending.add(local), node
+        made._value, made._written = None, 0
         return made
 
     @property
