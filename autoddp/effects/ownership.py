@@ -90,14 +90,28 @@ def _of(folders: tuple[str, ...], filename: str) -> bool:
     return any(part in filename for part in folders)
 
 
-def caller(through: tuple[str, ...] = ()) -> str:
-    """Return the file of the first frame outside the standard library, autoddp and `through`."""
+def caller(through: tuple[str, ...] = (), pools: bool = False) -> str:
+    """Return the file of the first frame outside the standard library, autoddp and `through`.
+
+    Args:
+        through: Further files, and folders, whose frames are not looked at.
+        pools: Whether a pool or an executor of the standard library is found, too.
+    """
     frame = sys._getframe(1)
-    while _passes(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(through):
+    while _passes(file := frame.f_code.co_filename) or file.startswith(through):
+        if pools and _runs_workers(file) and not file.startswith(through):
+            return file
         if frame.f_back is None:
             return NOBODY
         frame = frame.f_back
     return frame.f_code.co_filename
+
+
+@cache
+def _runs_workers(filename: str) -> bool:
+    """Return whether a file of the standard library starts processes and talks to them."""
+    root = filename.removeprefix(STDLIB[0]).removeprefix(STDLIB[1])
+    return root != filename and root.startswith(("multiprocessing/", "concurrent/"))
 
 
 def users_call(through: tuple[str, ...] = ()) -> bool:

@@ -61,7 +61,7 @@ class Processes(EffectFeature):
 
     def by_library(self, through: tuple[str, ...] = THROUGH) -> bool:
         """Return whether a pool, a data loader or the like makes a call for itself."""
-        owner = caller(through)
+        owner = caller(through, pools=True)
         return is_pythons(owner) or any(part in owner for part in POOLS)
 
     def together(self) -> bool:

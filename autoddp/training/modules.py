@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
 from autoddp.comm.context import Code
-from autoddp.patching import Call, Feature, patch, stands_for
+from autoddp.patching import Call, patch, stands_for
+from autoddp.training.checkpoints import Checkpoints
 from autoddp.training.compiled import CompiledCall
 from autoddp.training.local_graph import Operators
 from autoddp.view import Partial, ShardedTensor, full
@@ -32,7 +33,7 @@ SPLIT = (ShardedTensor, Partial)
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
-class Modules(Feature):
+class Modules(Checkpoints):
     """Batches cut by hand are sharded at the outermost call of a module.
 
     Functions for which Python does not ask `__torch_function__` get whole tensors.
@@ -93,34 +94,6 @@ class Modules(Feature):
             entered = call.target.endswith("__enter__")
             self.view.context.depth[Code.FUNCTION] += 1 if entered else -1
         return out
-
-    @patch(
-        "torch.autograd.graph:saved_tensors_hooks.__init__",
-        why="what a backward computes again runs by the same rules as the first time",
-    )
-    def compute_again(self, call: Call) -> Any:
-        """Have torch's own hooks (checkpointing) run as if they were called here, in the forward.
-
-        A backward calls them from any node, also from that of an autograd function, in which
-        batches are whole; a module's call there would not shard its inputs.
-        """
-        unpack: Any = call.named.get("unpack_hook")
-        if not getattr(unpack, "__module__", "").startswith("torch."):
-            return call.plain()
-        view, entry = self.view, self.entry
-        context, inside, code = view.context, (entry.depth, entry.rows), [*view.context.depth]
-
-        @functools.wraps(unpack)
-        def again(x: Any) -> Any:
-            before = context.depth, (entry.depth, entry.rows), view.again
-            context.depth, view.again = [*code], torch_internals.current_node()
-            entry.depth, entry.rows = inside
-            try:
-                return unpack(x)
-            finally:
-                context.depth, (entry.depth, entry.rows), view.again = before
-
-        return call.changed(unpack_hook=again)
 
     @patch("torch:compile", why="a graph is compiled for the rows of each rank")
     def compile(self, call: Call) -> Any:
@@ -205,30 +178,6 @@ class Modules(Feature):
         return call.changed(device_ids=None, output_device=None) if call.named else call.plain()
 
     @patch(
-        "torch.utils.checkpoint:checkpoint",
-        why="the reentrant form is an autograd function, which sees whole tensors; the other form "
-        "gives the same gradients",
-    )
-    def checkpoint(self, call: Call) -> Any:
-        """Compute a checkpoint of sharded tensors in the form that is not reentrant."""
-        if torch.compiler.is_compiling():
-            return call.plain()
-        if not call.args:
-            return _checkpointing(call.plain(), call.kwargs)
-        function, *rest = call.args
-        reentrant = call.kwargs.get("use_reentrant")
-        leaves = tree_leaves((rest, call.kwargs))
-        held = any(type(x) is ShardedTensor for x in leaves)
-        if not held or not torch.is_grad_enabled():
-            return call.wrapped(function, *rest, **call.kwargs)
-        needs = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
-        others = set(call.kwargs) - {"use_reentrant", "preserve_rng_state"}
-        if reentrant is not False and (others or not needs):
-            # reentrant without a graph to hang on: torch warns
-            return call.wrapped(function, *rest, **call.kwargs)
-        return _checkpointed(call.wrapped, function, rest, {**call.kwargs, "use_reentrant": False})
-
-    @patch(
         *(f"torch.func:{name}" for name in TRANSFORMS),
         "torch:vmap",
         why=f"a transform of torch.func: {FULL}",
@@ -293,34 +242,6 @@ class Modules(Feature):
             return bool(plain(relevant_args if torch.compiler.is_compiling() else others))
 
         return has_torch_function
-
-
-def _checkpointed(plain: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call `checkpoint` without the sharded arguments, which it would save as whole tensors.
-
-    An empty tensor shows it their device.
-    """
-
-    def again(_: Tensor, *others: Any, **named: Any) -> Any:
-        pairs = zip(args, others, strict=True)
-        return function(*(x if type(x) is ShardedTensor else y for x, y in pairs), **named)
-
-    first = next(x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor)
-    where = torch.empty(0, device=first.device)
-    return plain(again, where, *(None if type(x) is ShardedTensor else x for x in args), **kwargs)
-
-
-def _checkpointing(plain: Any, given: dict[str, Any]) -> Any:
-    """Return the decorator that `checkpoint(use_reentrant=False)` is, of calls that are patched."""
-
-    def decorate(function: Any) -> Any:
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return torch.utils.checkpoint.checkpoint(function, *args, **given, **kwargs)
-
-        return run
-
-    return decorate if callable(plain) else plain
 
 
 def _traced() -> bool:

@@ -66,7 +66,7 @@ def last_bits(undo: ExitStack) -> None:
         norms = [x.detach().norm().item() for x in dense if x.numel()]
         size = math.hypot(*norms) / math.sqrt(max(1, sum(x.numel() for x in dense)))
         for x in dense:
-            signs = torch.randint(0, 2, x.shape, generator=draw).to(x) * 2 - 1
+            signs = torch.randint(0, 2, x.shape, generator=draw, device="cpu").to(x) * 2 - 1
             with torch.no_grad():
                 x += signs * torch.finfo(x.dtype).eps * (x.abs() + size)
 
