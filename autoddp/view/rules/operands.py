@@ -160,5 +160,5 @@ def view_or_copy(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) 
         return out
     if made._is_view():
         return GATHER_ONCE
-    copy = (me.local if out is me else out._local).clone()
-    return ShardedTensor(copy, out.sizes, out.shard_dim)
+    kept = kwargs.get("memory_format", torch.contiguous_format)  # a single row has any stride
+    return ShardedTensor(out.local.clone(memory_format=kept), out.sizes, out.shard_dim)
