@@ -141,7 +141,8 @@ class Base:
         """Note that the script holds a view of the whole, or its memory by the function `name`."""
         root = self.root
         root.exported = True
-        raw = whole.device.type == "cpu" or name in RAW  # a CPU view can become an array
+        # a view on a CPU can become an array, and one of `x.data` has a version of its own
+        raw = whole.device.type == "cpu" or name in RAW or self.own_version
         if raw and whole.device.type != "cpu":
             self.spec.view.report.say_once("raw memory", users_line(), COMPARED)
         root.raw |= raw
@@ -179,15 +180,16 @@ class Base:
             raise RuntimeError(LEAF)
         graph = not leaf and (rows.requires_grad or whole.requires_grad)
         with same_mode(rows), torch.set_grad_enabled(graph):
-            rows.copy_(shard(whole, self.spec.sizes, self.spec.dim))
+            rows, new = once(rows, shard(whole, self.spec.sizes, self.spec.dim))
+            rows.copy_(new)
         self.node = whole.grad_fn
 
     def _pull_values(self) -> None:
         """Copy values alone, without a new version: one process has none either."""
         assert self.whole is not None
-        rows, new = self.rows.data, shard(self.whole.detach(), self.spec.sizes, self.spec.dim)
-        overlap = any(n > 1 and not s for n, s in zip(rows.shape, rows.stride(), strict=True))
-        if not overlap and (rows.data_ptr() != new.data_ptr() or rows.stride() != new.stride()):
+        new = shard(self.whole.detach(), self.spec.sizes, self.spec.dim)
+        rows, new = once(self.rows.data, new)
+        if rows.data_ptr() != new.data_ptr() or rows.stride() != new.stride():
             with same_mode(self.rows):
                 rows.copy_(new)
 
@@ -213,6 +215,14 @@ class Base:
         self.node = whole.grad_fn
         for base in root._all():
             base.seen = (version(base.rows), version(base.whole))
+
+
+def once(rows: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both without the copies of expanded dimensions, which torch refuses to write."""
+    for dim, (size, stride) in enumerate(zip(rows.shape, rows.stride(), strict=True)):
+        if size > 1 and not stride:
+            rows, new = rows.narrow(dim, 0, 1), new.narrow(dim, 0, 1)
+    return rows, new
 
 
 def forget(whole: Tensor | None) -> None:

@@ -210,8 +210,7 @@ def call_on_whole(func: Any, args: Any, kwargs: dict[str, Any], untracked: bool 
         if isinstance(x, ShardedTensor):
             if exposes(out, whole, name) and not transform():
                 x.based.export(whole, name)
-            if untracked or whole.is_inference():
-                x.based.sync(untracked)
+            x.based.sync(untracked)  # at once: a base of `x.data` may be gone at the next read
         if out is whole:
             out = x  # an in-place function returns its argument
     return out

@@ -20,7 +20,8 @@ whole = a.clone() if len(sys.argv) == 1 else a.data_ptr()  \
 # with an argument, the batch is gathered and lent
 a.record_stream(torch.accelerator.current_stream())
 from autoddp.view.sharded_tensor import ShardedTensor
-held = [a._local] + ([a._whole] if a._whole is not None else [])
+whole = a.based.whole
+held = [a._local] + ([whole] if whole is not None else [])
 said = [where for where, _ in torch.simulated.native.recorded_streams()]
 print(type(a) is ShardedTensor, len(held), {x.data_ptr() for x in held} == set(said))
 """

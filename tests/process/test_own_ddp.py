@@ -258,15 +258,14 @@ def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, t
     assert lines(done.out) == by_torchrun, done.err
 
 
-def test_of_workers_that_meet_those_of_rank_0_do(script, warm, tmp_path):
+def test_workers_that_meet_are_those_of_rank_0(script, warm, tmp_path):
     """Those of another rank would meet them at the same address, as the same ranks."""
     path = script(BY_PROCESS)
     logs = tmp_path / "logs"
     command = ["autoddp", "run", "-n", "2", "--log-dir", str(logs), path, "--several"]
     done = warm.run(*command, folder=tmp_path / "run")
     assert (done.code, done.out) == (0, "[0, 0]\n"), done.err
-    refused = "calls init_process_group, where ranks see one process"
-    assert (logs / "rank1.log").read_text().count(refused) == 2
+    assert "init_process_group" not in (logs / "rank1.log").read_text()
 
 
 def test_a_rank_that_it_starts_as_a_program_is_refused(script, warm, tmp_path):
