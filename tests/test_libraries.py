@@ -15,6 +15,7 @@ import torch
 from autoddp.tools.verify.findings import Findings
 from tests.libraries.cases import HERE, SCRIPTS, Case, cases
 from tests.libraries.compare import Run, compare, lines, same, same_files
+from tests.libraries.page import PAGE
 from tests.support.cli import ROOT
 
 TRAINS = """
@@ -180,3 +181,8 @@ def test_the_versions_are_those_of_the_extra():
 
 def plain(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
+
+
+def test_the_page_has_all_of_the_table():
+    shown = [line.split(" | ")[2] for line in PAGE.read_text().splitlines() if line[:2] == "| "]
+    assert shown[1:] == [case.trains for case in cases().values()]
