@@ -32,7 +32,7 @@ LISTS = {tuple, list, torch.Size}
 BOUNDS = {int, type(None)}
 # tokens of a schema, for a value or for the start of a group of values
 TENSOR, CLOSE, SLICE, KEYWORDS = (object() for _ in range(4))
-MAYBE = "maybe"  # a result may be a view
+MAYBE, DETACHED = "maybe", "detached"  # a result may be a view; it is one without a graph
 GATHER_ONCE = object()  # a rule's decision to gather in this call only
 
 
@@ -126,7 +126,7 @@ class LocalCall:
         kwargs: Keyword arguments, as in the call.
         out: The placement of the result, or a list for several; None if it is replicated.
         aliases: Whether results are views of the first argument, a sharded tensor, or may be it;
-            MAYBE if the result may also be a copy.
+            MAYBE if the result may also be a copy, DETACHED if it has no graph.
         in_place: Whether the function writes into its first argument and returns it.
         keeps_layout: Whether a result of the first sharded argument's shape has its strides.
     """
@@ -178,18 +178,23 @@ class LocalCall:
             return self._several(out, me, func, args, kwargs)
         spec = self.specs or self._spec(out)
         if self.aliases:
-            return self._view(out, spec, me, (func, args[1:], kwargs, None))
+            step = func, args[1:], kwargs, None, torch.is_grad_enabled()
+            return self._view(out, spec, me, step)
         if self.keeps_layout and spec.sizes.local == 1 and me is not None:
             out = with_same_row_stride(me._local, out)
         return wrap(out, spec)
 
     def _view(self, out: Tensor, spec: Spec, me: ShardedTensor, step: Any) -> ShardedTensor:
         """Wrap a result that is, or may be, a view of the first argument."""
-        if self.aliases is MAYBE and memory_of(out) != memory_of(me._local):
+        if self.aliases is MAYBE and not out._is_view() and not shares_memory(out, me._local):
             return wrap(out, spec)
         if spec.dim == me.spec.dim == 0 and spec.sizes.local == 1 < spec.sizes.total:
             out = with_outermost_stride(me._local, out)
-        return me.view_by((*step, torch.is_grad_enabled()), out, spec)
+        if self.aliases is DETACHED:
+            return me.detached_by(step, out, spec)
+        made = wrap(out, spec)
+        made.base, made.path = me.base or me.based, (*me.path, step)
+        return made
 
     def _convert(self, given: list[Any], kwargs: Any) -> Any:
         """Convert all arguments but shards, in `given`; return the keyword arguments."""
@@ -237,6 +242,11 @@ class LocalCall:
 def spec_of(out: Tensor, placement: Placement) -> Spec:
     """Return the spec of a local result with this placement."""
     return placement[1].spec(tuple(out.shape), placement[0])
+
+
+def shares_memory(out: Tensor, local: Tensor) -> bool:
+    """Return whether an inference tensor, of which autograd keeps nothing, is a view of another."""
+    return out.is_inference() and memory_of(out) == memory_of(local)
 
 
 def with_outermost_stride(before: Tensor, view: Tensor) -> Tensor:

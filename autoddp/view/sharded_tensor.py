@@ -17,7 +17,6 @@ from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
 UNKNOWN = (-1,)
-DETACH = {Tensor.detach, torch.detach}
 PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
@@ -166,11 +165,14 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
 
     def view_by(self, step: Step, local: Tensor, spec: Spec) -> ShardedTensor:
         """Return the view of this tensor that `step` makes; `local` is this rank's shard of it."""
-        made, base = wrap(local, spec), self.based
-        if step[0] in DETACH:
-            made.base = Base(local, spec, (base, self.path))
-        else:
-            made.base, made.path = base, (*self.path, step)
+        made = wrap(local, spec)
+        made.base, made.path = self.based, (*self.path, step)
+        return made
+
+    def detached_by(self, step: Step, local: Tensor, spec: Spec) -> ShardedTensor:
+        """Return this tensor without its graph: a base of its own, in the same memory."""
+        made = wrap(local, spec)
+        made.base = Base(local, spec, (self.based, (*self.path, step)))
         return made
 
     def begin_graph(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import Base
-from autoddp.view.local_call import MAYBE, LocalCall
+from autoddp.view.local_call import DETACHED, MAYBE, LocalCall
 from autoddp.view.redistribute import Renamed, node_name, shard, with_node_name
 from autoddp.view.rules.operands import view_or_copy
 from autoddp.view.rules.partial import copy_or_cast, unread
@@ -267,7 +267,7 @@ def cast_or_copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "clone":
         keeps = "memory_format" not in kwargs
         return LocalCall(args, kwargs, me.placement, keeps_layout=keeps)
-    return LocalCall(args, kwargs, me.placement, name == "detach" or MAYBE)
+    return LocalCall(args, kwargs, me.placement, DETACHED if name == "detach" else MAYBE)
 
 
 @uncached_rule("detach_")
