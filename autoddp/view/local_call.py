@@ -180,8 +180,8 @@ class LocalCall:
         if self.aliases:
             step = func, args[1:], kwargs, None, torch.is_grad_enabled()
             return self._view(out, spec, me, step)
-        if self.keeps_layout and spec.sizes.local == 1 and me is not None:
-            out = with_same_row_stride(me._local, out)
+        if spec.sizes.local == 1 and me is not None:
+            out = with_row_stride(out, spec.dim, me._local if self.keeps_layout else out)
         return wrap(out, spec)
 
     def _view(self, out: Tensor, spec: Spec, me: ShardedTensor, step: Any) -> ShardedTensor:
@@ -263,17 +263,20 @@ def with_outermost_stride(before: Tensor, view: Tensor) -> Tensor:
     return view.as_strided(view.shape, (span, *view.stride()[1:]))
 
 
-def with_same_row_stride(before: Tensor, out: Tensor) -> Tensor:
-    """Return a result of a single row with the strides of the argument, if only dims of 1 differ.
+def with_row_stride(out: Tensor, dim: int, like: Tensor) -> Tensor:
+    """Return a new result of a single row with the row's stride that several rows would have.
 
-    torch computes a single row in another layout than several, as both are contiguous.
+    The row is as wide as the dimensions that lie inside of it in `like`, the argument if the
+    function keeps its layout; torch may compute a single row in another layout, as all of them are
+    contiguous, or with the stride of a row of which the argument is a part.
     """
-    if out.shape != before.shape or out.layout is not torch.strided or not out.numel():
+    if out.layout is not torch.strided or not out.numel():
         return out
-    pairs = zip(out.stride(), before.stride(), out.shape, strict=True)
-    if out.stride() == before.stride() or any(a != b and n > 1 for a, b, n in pairs):
-        return out
-    return out.as_strided(out.shape, before.stride())
+    like = like if like.shape == out.shape and like.layout is torch.strided else out
+    row, strides = like.stride(dim), [*out.stride()]
+    inside = (k for k, n in enumerate(out.shape) if n > 1 and like.stride(k) < row)
+    strides[dim] = max((strides[k] * out.shape[k] for k in inside), default=min(row, 1))
+    return out if strides[dim] == out.stride(dim) else out.as_strided(out.shape, strides)
 
 
 def _span(x: Tensor) -> int:
