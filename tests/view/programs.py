@@ -224,7 +224,8 @@ class Program:
 
     def _read(self, x: Tensor, p: Pick) -> None:
         self.said += [x.sum().item(), x.requires_grad, tuple(x.shape), x.is_leaf]
-        self.said.append(p.choice([x.tolist, x[0].tolist, lambda: float(x.max())])())
+        listed = p.choice([x.tolist, x[0].tolist, lambda: float(x.max())])()
+        self.said.append(torch.tensor(listed, dtype=torch.float64))
 
     def _back(self, x: Tensor) -> None:
         ordered(x.sin()).backward(retain_graph=True)
