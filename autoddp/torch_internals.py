@@ -1,6 +1,6 @@
 """The private names of torch that autoddp uses, and differences between versions of torch.
 
-Each has a test of its own; they were tested with torch 2.6 to 2.14.
+Each has a test of its own; they were tested with torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -45,7 +45,38 @@ traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace
 transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
 
 
+# give two tensors each other's implementation; objects and classes stay
+swap_implementation: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
 current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs; or None
+
+
+class SavedTensors:
+    """Hooks of saved tensors, for which torch has a context manager that features patch."""
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        self._hooks = pack, unpack
+
+    @staticmethod
+    def outer() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+        """Return the hooks that apply now; None for none."""
+        found: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return found
+
+    def push(self) -> None:
+        """Let these apply from now on."""
+        torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+
+    @staticmethod
+    def pop() -> None:
+        """Let those apply that applied before."""
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def storage_uses(x: torch.Tensor) -> int:
+    """Return how many tensors and objects of torch share a tensor's memory, with itself."""
+    storage = x.untyped_storage()
+    known: Any = torch._C
+    return int(known._storage_Use_Count(storage._cdata)) - 1  # without `storage`
 
 
 def in_backward() -> bool:

@@ -170,6 +170,21 @@ class Group(Rpc):
                 self.pg._allgather_base(whole, flat).wait()
         return out
 
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Average `x`, flat, over all ranks, and return this rank's of as many equal parts."""
+        step = x.numel() // self.size
+        part = slice(self.rank * step, (self.rank + 1) * step)
+        with self.together("reduce-scatter", x) as place, plain_tensors():
+            place.agree()
+            if self.memory and x.is_cpu:
+                return self.memory.reduce_scatter(x)
+            if not self.native or x.is_cpu:  # gloo of old versions has none
+                self.start_all_reduce(x).wait()
+                return x[part].div_(self.size).clone()
+            out = x.new_empty(step)
+            self.pg._reduce_scatter_base(out, x, dist.ReduceScatterOptions()).wait()
+            return out.div_(self.size)
+
     def together(self, what: str, x: Tensor, kind: str = WAITING) -> Together:
         """Return a place of the program at which all ranks wait for each other.
 

@@ -107,6 +107,21 @@ class NodeMemory:
             for row, slot in zip(out, slots, strict=True):
                 row[start : start + SLOT].copy_(slot)
 
+    @torch.no_grad()
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Return the mean over ranks of this rank's part of `x`; raise like `all_reduce`."""
+        rows = x.view(self.count, -1)
+        out = x.new_empty(rows.shape[1])
+        step = SLOT // x.element_size() // self.count
+        for start in range(0, len(out), step):
+            piece = rows[:, start : start + step]
+            slots = self._next(piece)
+            slots[self.rank].copy_(piece.reshape(-1))
+            self._wait_alike()
+            own = [slot.view(self.count, -1)[self.rank] for slot in slots]
+            _combine(own, True, out[start : start + step])
+        return out
+
     def exchange(self, message: bytes) -> list[bytes]:
         """Return the messages of all ranks, each of which has room in a slot."""
         assert len(message) <= SLOT

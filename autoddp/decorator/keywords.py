@@ -14,6 +14,7 @@ class Keywords(TypedDict, total=False):
     backend: Literal["auto", "nccl", "gloo", "native"]
     view: Literal["global", "local"]
     batchnorm: Literal["exact", "local"]
+    parameters: Literal["auto", "sharded", "replicated"]
     loading: Literal["auto", "rows", "each"]
     draws: Literal["auto", "whole", "own"]
     average_every: int | str | None

@@ -74,6 +74,13 @@ class Options:
         *(DECORATOR, VERIFY),
         choices=("exact", "local"),
     )
+    parameters: str = option(
+        "auto",
+        "Where parameters, their gradients and the optimizer's states are: replicated is on every "
+        "rank, sharded is a part of each on every rank; auto shards them if they do not fit.",
+        *(DECORATOR, VERIFY, BENCH),
+        choices=("auto", "sharded", "replicated"),
+    )
     loading: str = option(
         "auto",
         "What a rank loads: auto loads its rows if that is exact, else one rank of each node "

@@ -23,6 +23,7 @@ from autoddp.training.gradients import Gradients
 from autoddp.training.loading.loaders import Loaders
 from autoddp.training.local_view import LocalView
 from autoddp.training.modules import Modules
+from autoddp.training.parameters.feature import ShardedParameters
 from autoddp.training.rowwise import Rowwise
 
 FEATURES: tuple[type[Feature], ...] = (
@@ -44,6 +45,7 @@ FEATURES: tuple[type[Feature], ...] = (
     LocalView,
     Averaging,
     Loaders,
+    ShardedParameters,
     Modules,
     Rowwise,
     Gradients,

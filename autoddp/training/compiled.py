@@ -65,7 +65,7 @@ class CompiledCall:
         leaves, tree = tree_flatten((args, kwargs))
         if not any(isinstance(x, Tensor) for x in leaves) or not self._rules_apply():
             return self.function(*args, **kwargs)
-        why = self.why
+        why = self.why or ("parameters are sharded" if self.view.sharded_parameters else "")
         if not why:
             before = self.inputs, self.began
             self.inputs, self.began = {}, False

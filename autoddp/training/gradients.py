@@ -18,6 +18,7 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
+from autoddp.training.parameters.shard import held, is_shard, state_of
 from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import mean_over_ranks
 from autoddp.view.rules.autograd import listed, roots
@@ -124,14 +125,24 @@ class Gradients(Feature):
         leaf = (
             isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor) and tensor.is_leaf
         )
-        if not leaf or self._plain() or len(call.args) != 1 or call.kwargs or _ours(call.args[0]):
+        if (
+            not leaf
+            or is_shard(tensor)
+            or self._plain()
+            or len(call.args) != 1
+            or call.kwargs
+            or _ours(call.args[0])
+        ):
             return call.plain()
         hook = call.args[0]
         if call.wrapped.__name__ == "register_hook":
-            return call.wrapped(lambda g: hook(mean_over_ranks(g, self.group)))
+            return call.wrapped(
+                lambda g: hook(g if is_shard(g) else mean_over_ranks(g, self.group))
+            )
 
         def after(parameter: Tensor) -> None:
-            self.backwards.replicas.average([parameter])
+            if not is_shard(parameter):  # it may have been sharded since
+                self.backwards.replicas.average([parameter])
             hook(parameter)
 
         return call.wrapped(after)
@@ -158,6 +169,8 @@ def _ours(hook: Any) -> bool:
 
 def as_held(x: Any) -> Any:
     """Return the local tensor of an input of `torch.autograd.grad`."""
+    if is_shard(x):
+        return held(x).local
     return x.local if is_sharded(x) or unread(x) else full(x)
 
 
@@ -180,6 +193,8 @@ def gradients_of(
 def _true(g: Tensor | None, x: Any, group: Any) -> Any:
     if g is None:
         return g
+    if is_shard(x):  # its mean was taken where it was reduced
+        return state_of(held(x).like(g))
     if is_sharded(x):  # a leaf has it at the true scale already: see requires_grad_
         return ShardedTensor(g if x.local.is_leaf else g / group.size, x.sizes, x.shard_dim)
     return mean_over_ranks(g, group)

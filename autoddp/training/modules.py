@@ -21,7 +21,7 @@ from autoddp.training.checkpoints import Checkpoints
 from autoddp.training.compiled import CompiledCall
 from autoddp.training.local_graph import Operators
 from autoddp.view import Partial, ShardedTensor, full
-from autoddp.view.dispatch import call_on_whole, fall_back
+from autoddp.view.dispatch import FIRST, call_on_whole, fall_back
 from autoddp.view.entry import ModuleEntry
 from autoddp.view.redistribute import Boundary, Renamed
 
@@ -235,10 +235,11 @@ class Modules(Checkpoints):
     )
     def has_torch_function(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace it by a function that treats a sharded batch as a plain tensor."""
+        known = {ShardedTensor, Partial, *FIRST}
 
         @stands_for(plain)
         def has_torch_function(relevant_args: Any, /) -> bool:
-            others = [x for x in relevant_args if type(x) not in (ShardedTensor, Partial)]
+            others = [x for x in relevant_args if type(x) not in known]
             return bool(plain(relevant_args if torch.compiler.is_compiling() else others))
 
         return has_torch_function

@@ -48,11 +48,15 @@ ERRORS = (
 FUNCTION = int(Code.FUNCTION)  # an enum member is slower to look up
 AS_STRIDED = {Tensor.as_strided, torch.as_strided}
 GATHER = object()  # the decision to gather
+# classes of tensors whose functions come first: they call again with plain tensors
+FIRST: set[type] = set()
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # numpy's names, which torch accepts too
 
 
 def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Implement `__torch_function__`; use the cached decision for this schema if there is one."""
+    if len(types) > 1 and not FIRST.isdisjoint(types):
+        return NotImplemented
     key = schema_of(func, args, kwargs)
     if key is None:
         return compute(func, args, kwargs or {})

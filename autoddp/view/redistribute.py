@@ -54,7 +54,13 @@ def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
 
 
 class Boundary(Function):
-    """Base class of the autograd functions between shards and whole tensors."""
+    """Base class of the autograd functions between shards and whole tensors.
+
+    Attributes:
+        of_leaves: Whether the gradient of its result is averaged in its backward.
+    """
+
+    of_leaves = False
 
 
 class Gather(Boundary):
@@ -187,7 +193,11 @@ def _from_leaves_alone(node: Any) -> bool:
         node = todo.pop()
         if node is None or node in seen:
             continue
-        if issubclass(getattr(node, "_forward_cls", Tensor), Boundary) or len(seen) == NEARBY:
+        kind: Any = getattr(node, "_forward_cls", Tensor)
+        if issubclass(kind, Boundary) and kind.of_leaves:
+            seen.add(node)
+            continue
+        if issubclass(kind, Boundary) or len(seen) == NEARBY:
             return False
         seen.add(node)
         todo += [next_node for next_node, _ in node.next_functions]

@@ -31,6 +31,7 @@ class View:
         recent_modules: The modules called last; freed ones stay, so that ranks agree.
         tracing: Whether a compiler traces a graph of sharded tensors.
         streams: The states of this rank's own random streams, by device.
+        sharded_parameters: Whether parameters of this job are sharded.
         again: The node of the graph for which a backward computes something again; or None.
     """
 
@@ -49,7 +50,7 @@ class View:
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MAX_RECENT)
-        self.tracing = False
+        self.tracing = self.sharded_parameters = False
         self.streams: dict[torch.device, Tensor] = {}
         self.again: Any = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}

@@ -1,0 +1,220 @@
+"""Functions of sharded parameters: by shards where that is exact, else on the whole tensors.
+
+Functions that are pointwise over tensors of one layout (optimizers, averages, `zeros_like`) are
+computed on shards, sums and norms over all elements by shards and an all-reduce. Any other function
+gathers, computes on whole tensors, and writes into the shards what it has changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from autoddp.torch_internals import plain_tensors, transform
+from autoddp.training.parameters.attributes import ANSWERS, METADATA
+from autoddp.training.parameters.graph import SavedParameters, whole_of
+from autoddp.training.parameters.layout import is_dense
+from autoddp.training.parameters.shard import (
+    CLASS,
+    Held,
+    ShardedParameter,
+    ShardedState,
+    held,
+    is_shard,
+    refuse_threads,
+    state_of,
+    version,
+)
+from autoddp.training.parameters.shardwise import (
+    COPIES,
+    NOT_SHARDWISE,
+    reduce_shards,
+    run_on_shards,
+)
+from autoddp.training.parameters.wholes import address
+from autoddp.view import dispatch as view_dispatch
+from autoddp.view.sharded_tensor import TensorType, leaves_in
+from autoddp.view.table import in_place
+
+
+class Region:
+    """A whole parameter that the script has a view of.
+
+    Attributes:
+        of: What this rank holds of the parameter.
+        whole: The whole, whose memory the views share.
+        writes: How many writes into the shard it has seen.
+    """
+
+    def __init__(self, of: Held, whole: Tensor) -> None:
+        self.of, self.whole, self.writes = of, whole, of.memory.writes
+
+    def refresh(self) -> None:
+        """Copy what was written into the shards since."""
+        if self.writes != self.of.memory.writes:
+            self.whole.data.copy_(self.of.wholes.plain(self.of))
+            self.writes = self.of.memory.writes
+
+
+class Alias(Tensor, metaclass=TensorType):
+    """A view of a whole parameter: what is written into it is written into the shards."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Tensor]:  # type: ignore[override]
+        return Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return on_wholes(func, args, kwargs or {})
+
+
+Alias.__name__, Alias.__qualname__, Alias.__module__ = "Tensor", "Tensor", "torch"
+REGION = "_autoddp_region"
+
+
+def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Implement `__torch_function__` of sharded parameters."""
+    kwargs = kwargs or {}
+    answer = ANSWERS.get(func)
+    if answer is not None and is_shard(args[0]):
+        return answer(*args, **kwargs)
+    if func in METADATA:
+        with plain_tensors():
+            return func(*args, **kwargs)
+    for rule in (run_on_shards, reduce_shards):
+        out = rule(func, args, kwargs)
+        if out is not NOT_SHARDWISE:
+            return out
+    out = on_wholes(func, args, kwargs)
+    if func in COPIES and type(out) is Tensor and is_shard(args[0]) and is_dense(out):
+        return state_of(held(args[0]).wholes.shard(out))  # of another memory format
+    return out
+
+
+def on_wholes(func: Any, args: Any, kwargs: dict[str, Any], hooks: bool = True) -> Any:
+    """Call `func` with gathered tensors, and write into the shards what it has written.
+
+    With `hooks`, what autograd saves of gathered parameters is freed, and gathered again;
+    transforms of torch.func refuse hooks.
+    """
+    found = {id(x): x for x in leaves_in(args, kwargs) if is_shard(x) or type(x) is Alias}
+    if args and id(args[0]) in found and in_place(func):
+        _refuse_write(found[id(args[0])])
+    aliases = [x for x in found.values() if type(x) is Alias]
+    regions = {id(x): x.__dict__[REGION] for x in aliases}
+    for x in aliases:  # plain meanwhile: another object would be another node of the graph
+        CLASS.__set__(x, Tensor)
+    try:
+        return _called(func, args, kwargs, found, regions, hooks and not transform())
+    finally:
+        for x in aliases:
+            CLASS.__set__(x, Alias)
+
+
+def _called(
+    func: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    found: dict[int, Any],
+    regions: dict[int, Region],
+    hooks: bool,
+) -> Any:
+    given: dict[int, Tensor] = {}
+    for key, x in found.items():
+        if key in regions:
+            regions[key].refresh()
+            given[key] = x
+        else:
+            given[key] = whole_of(held(x).wholes, held(x))
+    before = {key: version(x) for key, x in given.items()}
+
+    def whole(x: Any) -> Any:
+        return given.get(id(x), x)
+
+    if any(type(x) in (list, tuple, dict) for x in (*args, *kwargs.values())):
+        args, kwargs = tree_map(whole, (args, kwargs))
+    else:
+        args, kwargs = tuple(map(whole, args)), {k: whole(x) for k, x in kwargs.items()}
+    first = next(iter(found))
+    mine = regions[first].of if first in regions else held(found[first])
+    with SavedParameters(mine.wholes) if hooks and torch.is_grad_enabled() else nullcontext():
+        out = func(*args, **kwargs)
+    for key, x in found.items():
+        if version(given[key]) != before[key]:
+            region = regions.get(key)
+            _write_back(region.of if region else held(x), given[key], region)
+        if out is given[key]:
+            return x  # an in-place function returns its argument
+    return _aliased(out, found, given, regions)
+
+
+def _refuse_write(x: Any) -> None:
+    """Raise what torch does for a leaf: a gathered tensor is none."""
+    if not torch.is_grad_enabled():
+        return
+    if type(x) is Alias:
+        view = "view of a "
+        with plain_tensors():
+            refused = x.requires_grad  # one of `x.data` does not
+    else:
+        view, refused = "", held(x).local.requires_grad and held(x).local.is_leaf
+    if refused:
+        raise RuntimeError(
+            f"a {view}leaf Variable that requires grad is being used in an in-place operation."
+        )
+
+
+def _write_back(mine: Held, whole: Tensor, region: Region | None) -> None:
+    """Write a whole tensor into the shard of which it was gathered, or a view of it."""
+    source = whole if region is None else region.whole
+    with torch.no_grad():
+        mine.local.copy_(mine.layout.shard(source.detach(), mine.wholes.group.rank))
+    mine.memory.writes += 1
+    if region is not None:
+        region.writes = mine.memory.writes
+    kept = mine.wholes.kept.get(mine.unit) if mine.unit is not None else None
+    if kept is not None and address(source) == address(kept.flat):
+        kept.wrote(mine)
+
+
+def _aliased(
+    out: Any, found: dict[int, Any], given: dict[int, Tensor], regions: dict[int, Region]
+) -> Any:
+    """Note which results are views of a gathered tensor."""
+    if type(out) in (tuple, list):
+        return type(out)(_aliased(x, found, given, regions) for x in out)
+    if type(out) is not Tensor or not out._is_view():
+        return out
+    memory = address(out)
+    for key, x in found.items():
+        whole = given[key]
+        if address(whole) != memory or not (key in regions or _within(out, whole)):
+            continue
+        out.__dict__[REGION] = regions[key] if key in regions else Region(held(x), whole)
+        CLASS.__set__(out, Alias)
+        return out
+    return out
+
+
+def _within(view: Tensor, whole: Tensor) -> bool:
+    """Return whether a view begins in the memory of a whole parameter, not in its neighbour's."""
+    start = whole.storage_offset()
+    return bool(start <= view.storage_offset() < start + max(1, whole.numel()))
+
+
+def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Compute on whole tensors what reaches these below torch's functions, as an extension does."""
+    found = [x for x in leaves_in(args, kwargs or {}) if is_shard(x)]
+    refuse_threads(held(found[0]).wholes)
+    return on_wholes(func, args, kwargs or {})
+
+
+_kind: Any  # mypy rejects assigning these two methods
+for _kind in (ShardedParameter, ShardedState):
+    _kind.__torch_function__ = classmethod(torch_function)
+    _kind.__torch_dispatch__ = classmethod(torch_dispatch)
+view_dispatch.FIRST.update((ShardedParameter, ShardedState, Alias))

@@ -1,0 +1,115 @@
+"""Where the elements of a sharded parameter are, and the collectives that move them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autoddp.comm.group import Group
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shards of a tensor: its elements, in the order of its memory, cut once for each rank.
+
+    Attributes:
+        shape: The shape of the whole tensor.
+        strides: Its strides, without gaps or overlaps.
+        cuts: Rank `r` holds the elements from `cuts[r]` to `cuts[r + 1]`.
+    """
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    def length(self, rank: int) -> int:
+        """Return how many elements a rank holds."""
+        return self.cuts[rank + 1] - self.cuts[rank]
+
+    def shard(self, whole: Tensor, rank: int) -> Tensor:
+        """Return the elements of a rank, as a view of a whole tensor's memory if it has one."""
+        return self.flat(whole)[self.cuts[rank] : self.cuts[rank + 1]]
+
+    def flat(self, whole: Tensor) -> Tensor:
+        """Return all elements in the order of memory, as a view if the strides are these."""
+        if whole.stride() != self.strides:
+            strided = torch.empty_strided(
+                self.shape, self.strides, dtype=whole.dtype, device=whole.device
+            )
+            whole = strided.copy_(whole)
+        return whole.as_strided((whole.numel(),), (1,))
+
+    def whole(self, flat: Tensor, offset: int = 0) -> Tensor:
+        """Return the tensor whose elements begin at an offset of flat memory; it is no view."""
+        memory = flat.untyped_storage()
+        made = torch.empty(0, dtype=flat.dtype, device=flat.device)
+        return made.set_(memory, offset, self.shape, self.strides)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Return whether a tensor's elements lie in its memory without gaps or overlaps."""
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        return False
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def cut_evenly(shapes: Sequence[Tensor], ranks: int) -> tuple[list[Layout], list[int]]:
+    """Cut the memory of several tensors, one after the other, into a part for each rank.
+
+    Returns:
+        The layout of each tensor, and the offset at which it begins.
+    """
+    total = sum(x.numel() for x in shapes)
+    step = max(1, -(-total // ranks))
+    layouts, offsets, start = [], [], 0
+    for x in shapes:
+        count = x.numel()
+        cuts = tuple(min(max(r * step - start, 0), count) for r in range(ranks + 1))
+        layouts.append(Layout(x.shape, x.stride(), cuts))
+        offsets.append(start)
+        start += count
+    return layouts, offsets
+
+
+def all_gather(group: Group, locals_: Sequence[Tensor], layouts: Sequence[Layout]) -> Tensor:
+    """Gather the shards of several tensors of one dtype and device, in one collective.
+
+    Returns:
+        The elements of each rank as a row, one tensor after the other, with a rest to ignore.
+    """
+    longest = max(sum(x.length(r) for x in layouts) for r in range(group.size))
+    own = torch.cat([*(x.detach() for x in locals_)])
+    if own.numel() < longest:
+        own = torch.cat([own, own.new_zeros(longest - own.numel())])
+    return group.all_gather(own)
+
+
+def whole_of_rows(rows: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor that was gathered alone."""
+    parts = [row[: layout.length(r)] for r, row in enumerate(rows)]
+    return layout.whole(torch.cat(parts))
+
+
+def reduce_scatter(
+    group: Group, wholes: Sequence[Tensor], layouts: Sequence[Layout]
+) -> list[Tensor]:
+    """Average several tensors of one dtype and device over ranks, of which each keeps its shard."""
+    ranks = range(group.size)
+    lengths = [sum(x.length(r) for x in layouts) for r in ranks]
+    longest = max(lengths)
+    flats = [x.flat(g) for x, g in zip(layouts, wholes, strict=True)]
+    pieces: list[Tensor] = []
+    for rank in ranks:
+        pieces += [f[x.cuts[rank] : x.cuts[rank + 1]] for x, f in zip(layouts, flats, strict=True)]
+        if lengths[rank] < longest:
+            pieces.append(flats[0].new_zeros(longest - lengths[rank]))
+    own = group.reduce_scatter(torch.cat(pieces))
+    return list(own[: lengths[group.rank]].split([x.length(group.rank) for x in layouts]))

@@ -1,0 +1,225 @@
+"""The tensors of which each rank holds a shard: parameters, and what is computed from them."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddp.errors import BadInput
+from autoddp.torch_internals import plain_tensors, swap_implementation
+from autoddp.training.parameters.layout import Layout
+from autoddp.view.sharded_tensor import TensorType
+
+if TYPE_CHECKING:
+    from autoddp.training.parameters.wholes import Unit, Wholes
+
+CLASS: Any = vars(object)["__class__"]  # ours have a property of that name
+HELD = "_autoddp_held"  # the attribute of a sharded tensor with its `Held`
+
+
+class Memory:
+    """What tensors that share a shard's memory have in common.
+
+    Attributes:
+        writes: How many functions have written into it.
+    """
+
+    __slots__ = ("writes",)
+
+    def __init__(self) -> None:
+        self.writes = 0
+
+
+class Held:
+    """What a rank holds of a tensor.
+
+    Attributes:
+        local: This rank's elements, one-dimensional; a leaf of the graph for a parameter.
+        layout: Where the elements of all ranks are.
+        wholes: The whole tensors of this job.
+        memory: What tensors in the same memory share.
+        unit: The tensors that are gathered with it; None if it is gathered alone.
+        index: Its place among these.
+        grad: The tensor that stands for `local.grad`.
+        pinned: A whole whose address the script has asked for.
+    """
+
+    __slots__ = (
+        *("__weakref__", "grad", "index", "layout", "local", "memory", "pinned", "unit", "wholes"),
+    )
+
+    def __init__(
+        self,
+        local: Tensor,
+        layout: Layout,
+        wholes: Wholes,
+        memory: Memory | None = None,
+        unit: Unit | None = None,
+        index: int = 0,
+    ) -> None:
+        self.local, self.layout, self.wholes = local, layout, wholes
+        self.memory = memory or Memory()
+        self.unit, self.index = unit, index
+        self.grad: Tensor | None = None
+        self.pinned: Tensor | None = None
+
+    def alias(self, local: Tensor) -> Held:
+        """Return what a tensor holds that shares this one's memory."""
+        return Held(local, self.layout, self.wholes, self.memory, self.unit, self.index)
+
+    def like(self, local: Tensor) -> Held:
+        """Return what a tensor holds that is placed like this one, in memory of its own."""
+        return Held(local, self.layout, self.wholes)
+
+
+class Sharded:
+    """The tensors of this placement; `functions.py` defines their functions."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return nn.Parameter if getattr(self, "_is_param", False) else Tensor
+
+    def __repr__(self, **kwargs: Any) -> str:
+        """Return the text of the whole tensor."""
+        return repr(printed(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(printed(self), spec)
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
+        """Return a copy that is sharded alike; copies of one block's parameters are one, too."""
+        if id(self) in memo:
+            return memo[id(self)]
+        mine = held(self)
+        if not mine.local.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
+        unit = mine.unit
+        if unit is not None:
+            key = "autoddp", id(unit)
+            unit = memo[key] = memo.get(key) or unit.empty()
+        local = mine.local.detach().clone()
+        new = Held(local, mine.layout, mine.wholes, None, unit, mine.index)
+        if unit is not None:
+            unit.replace(mine.index, new)
+        made = made_of(new, type(self), mine.local.requires_grad)
+        if not isinstance(self, ShardedParameter):
+            attributes = {k: v for k, v in self.__dict__.items() if k != HELD}
+            made.__dict__.update(copy.deepcopy(attributes, memo))
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the whole tensor."""
+        whole = printed(self)
+        whole.__dict__.update({k: v for k, v in self.__dict__.items() if k != HELD})
+        return whole.__reduce_ex__(protocol)
+
+
+class ShardedState(Sharded, Tensor, metaclass=TensorType):  # type: ignore[misc]
+    """A sharded tensor that is no parameter: a gradient, an optimizer's state, an average."""
+
+
+class ShardedParameter(Sharded, nn.Parameter):  # type: ignore[misc]
+    """A parameter of which this rank holds a shard; the script sees the whole of it."""
+
+    _is_param = True
+
+
+KINDS = (ShardedState, ShardedParameter)
+ShardedState.__name__ = ShardedState.__qualname__ = "Tensor"
+ShardedParameter.__name__ = ShardedParameter.__qualname__ = "Parameter"
+ShardedState.__module__, ShardedParameter.__module__ = "torch", "torch.nn.parameter"
+
+
+def is_shard(x: object) -> bool:
+    """Return whether each rank holds a shard of this tensor of parameters."""
+    kind = type(x)
+    return kind is ShardedParameter or kind is ShardedState
+
+
+def held(x: Any) -> Held:
+    """Return what this rank holds of a sharded tensor."""
+    found: Held = x.__dict__[HELD]
+    return found
+
+
+def printed(x: Any) -> Tensor:
+    """Return the whole of a sharded tensor, as it is printed."""
+    mine = held(x)
+    whole = mine.wholes.plain(mine)
+    if not isinstance(x, nn.Parameter):
+        return whole
+    return nn.Parameter(whole, requires_grad=mine.local.requires_grad)
+
+
+def state_of(mine: Held) -> ShardedState:
+    """Return a tensor of what this rank holds."""
+    made: ShardedState = _wrapper(ShardedState, mine)
+    made.__dict__[HELD] = mine
+    return made
+
+
+def made_of(mine: Held, kind: Any, requires_grad: bool) -> Any:
+    """Return a tensor of this class of what this rank holds, a leaf if it needs a gradient."""
+    require(mine.local, requires_grad)
+    made = _wrapper(kind, mine)
+    made.__dict__[HELD] = mine
+    return made
+
+
+def require(local: Tensor, requires_grad: bool = True) -> None:
+    """Set whether a shard needs a gradient; that of a leaf is averaged where it is reduced."""
+    local.requires_grad_(requires_grad)
+    if requires_grad and local.is_leaf:
+        local._autoddp_rows = True  # type: ignore[attr-defined]
+
+
+def become(parameter: Any, mine: Held) -> None:
+    """Let a parameter, which stays the same object, be what this rank holds of it."""
+    made = _wrapper(ShardedParameter, mine)
+    with plain_tensors():
+        swap_implementation(parameter, made)
+        CLASS.__set__(parameter, ShardedParameter)
+    parameter.__dict__[HELD] = mine
+
+
+def become_plain(parameter: Any, whole: Tensor) -> None:
+    """Let a sharded parameter, which stays the same object, be a replicated one of this value."""
+    requires = held(parameter).local.requires_grad
+    made = nn.Parameter(whole, requires_grad=requires)
+    with plain_tensors():
+        swap_implementation(parameter, made)
+        CLASS.__set__(parameter, nn.Parameter)
+    del parameter.__dict__[HELD]
+
+
+def _wrapper(kind: Any, mine: Held) -> Any:
+    local, layout = mine.local, mine.layout
+    return Tensor._make_wrapper_subclass(
+        kind, layout.shape, strides=layout.strides, dtype=local.dtype, device=local.device
+    )
+
+
+def refuse_threads(wholes: Wholes) -> None:
+    """Raise where other ranks do not follow.
+
+    Raises:
+        BadInput: In a thread or a forked process of the script.
+    """
+    context = wholes.view.context
+    if context.in_thread() or not context.is_rank():
+        raise BadInput(
+            "a sharded parameter is used in a thread or a process of the script, where the other "
+            "ranks do not follow to gather it; run with --parameters replicated"
+        )
+
+
+def version(x: Any) -> int:
+    """Return the version of a plain tensor."""
+    return -1 if torch.is_inference(x) else x._version

@@ -1,0 +1,188 @@
+"""Gathered parameters: few at a time, each valid until somebody writes into a shard of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddp.comm.context import Code
+from autoddp.report import users_line
+from autoddp.torch_internals import outside_transforms, plain_tensors, transform
+from autoddp.training.parameters.layout import (
+    Layout,
+    all_gather,
+    cut_evenly,
+    whole_of_rows,
+)
+from autoddp.training.parameters.shard import Held, refuse_threads
+from autoddp.view.state import View
+
+BLOCKS = 2  # units that are gathered at once, beside those of the model's root
+
+
+class Unit:
+    """Parameters that are gathered and reduced in one collective: those of one block.
+
+    Their memory, one after the other, is cut into equal parts, so what is gathered is in order.
+
+    Args:
+        offsets: Where each parameter begins.
+        root: Whether it stays gathered until the end of a step: it is used at both ends.
+    """
+
+    def __init__(self, layouts: list[Layout], offsets: list[int], root: bool) -> None:
+        self.layouts, self.offsets, self.root = layouts, offsets, root
+        self._members: list[Callable[[], Held | None]] = []
+
+    def empty(self) -> Unit:
+        """Return a unit for copies of these parameters."""
+        made = Unit(self.layouts, self.offsets, self.root)
+        made._members = [lambda: None] * len(self._members)
+        return made
+
+    def fill(self, members: list[Held]) -> None:
+        """Set the parameters of this unit."""
+        self._members = [*map(weakref.ref, members)]
+
+    def replace(self, index: int, new: Held) -> None:
+        """Set what this rank holds of one parameter from now on."""
+        self._members[index] = weakref.ref(new)
+
+    def members(self) -> list[Held] | None:
+        """Return what this rank holds of all parameters; None if they can't be gathered at once."""
+        found = [each() for each in self._members]
+        known = [x for x in found if x is not None and x.unit is self]
+        kinds = {(x.local.dtype, x.local.device) for x in known}
+        return known if len(known) == len(self._members) and len(kinds) == 1 else None
+
+
+class Gathered:
+    """The whole parameters of a unit.
+
+    Attributes:
+        members: What this rank holds of each; whatever is saved of a whole keeps them alive.
+        flat: The memory of all, one after the other.
+    """
+
+    def __init__(self, unit: Unit, members: list[Held], flat: Tensor) -> None:
+        self.unit, self.members, self.flat = unit, members, flat
+        self.seen = [(x.memory, x.memory.writes) for x in members]
+        self._plain: dict[int, Tensor] = {}
+        self.graph: dict[int, Tensor] = {}  # outputs of the graph's node that gathers
+
+    def valid(self, mine: Held) -> bool:
+        """Return whether nobody has written into the shard since it was gathered."""
+        memory, writes = self.seen[mine.index]
+        return memory is mine.memory and memory.writes == writes
+
+    def fresh(self, index: int) -> Tensor:
+        """Return a whole parameter as a new tensor with a version of its own."""
+        return self.unit.layouts[index].whole(self.flat, self.unit.offsets[index])
+
+    def plain(self, index: int) -> Tensor:
+        """Return a whole parameter outside of any graph."""
+        found = self._plain.get(index)
+        if found is None:
+            found = self._plain[index] = self.fresh(index)
+        return found
+
+    def wrote(self, mine: Held) -> None:
+        """Note that a whole and its shard have been written into alike."""
+        self.seen[mine.index] = mine.memory, mine.memory.writes
+
+
+class Wholes:
+    """The gathered parameters of one rank."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.group = view, view.group
+        self.kept: dict[Unit, Gathered] = {}  # the one used last comes last
+        self.by_address: dict[int, Gathered] = {}
+
+    def gathered(self, unit: Unit, members: list[Held]) -> Gathered:
+        """Return the whole parameters of a unit."""
+        found = self.kept.pop(unit, None)
+        if found is None:
+            with self.internal(), torch.no_grad():
+                rows = all_gather(self.group, [x.local for x in members], unit.layouts)
+            found = Gathered(unit, members, rows.view(-1))
+            self.by_address[address(found.flat)] = found
+        self.kept[unit] = found
+        blocks = [x for x in self.kept if not x.root]
+        for old in blocks[:-BLOCKS]:
+            self.drop(old)
+        return found
+
+    def of(self, mine: Held) -> Gathered | None:
+        """Return the gathered unit of what this rank holds; None if it is gathered alone."""
+        unit = mine.unit
+        if unit is None:
+            return None
+        found = self.kept.get(unit)
+        if found is not None and found.valid(mine):
+            return self.gathered(unit, found.members)
+        refuse_threads(self)
+        if found is not None:
+            self.drop(unit)
+        members = unit.members()
+        return None if members is None else self.gathered(unit, members)
+
+    def plain(self, mine: Held) -> Tensor:
+        """Return the whole tensor outside of any graph."""
+        gathered = self.of(mine)
+        if gathered is not None:
+            return gathered.plain(mine.index)
+        refuse_threads(self)
+        with self.internal(), torch.no_grad():
+            return whole_of_rows(all_gather(self.group, [mine.local], [mine.layout]), mine.layout)
+
+    def shard(self, whole: Tensor) -> Held:
+        """Return what this rank holds of a whole tensor, which is gathered alone from now on."""
+        (layout,), _ = cut_evenly([whole], self.group.size)
+        return Held(layout.shard(whole.detach(), self.group.rank).clone(), layout, self)
+
+    def replicated(self, x: Tensor, why: str = "its data is a tensor of the script's") -> None:
+        """Report that a parameter is replicated from now on."""
+        self.view.report.say_once("parameters", users_line(2), f"parameters are replicated: {why}")
+
+    def drop(self, unit: Unit) -> None:
+        """Free what was gathered of a unit."""
+        found = self.kept.pop(unit)
+        self.by_address.pop(address(found.flat), None)
+
+    def clear(self) -> None:
+        """Free all that was gathered."""
+        self.kept.clear()
+        self.by_address.clear()
+
+    def internal(self) -> Any:
+        """Return a context for collectives, which see neither transforms nor the script's modes."""
+        return _Internal(self.view)
+
+
+class _Internal:
+    """The context of a collective."""
+
+    def __init__(self, view: View) -> None:
+        self._within = view.context.within(Code.PLAIN)
+        self._contexts: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._contexts = [self._within, plain_tensors()]
+        if transform():
+            self._contexts.append(outside_transforms())
+        for each in self._contexts:
+            each.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        for each in reversed(self._contexts):
+            each.__exit__(*raised)
+
+
+def address(x: Tensor) -> int:
+    """Return the address of a tensor's memory."""
+    return x.untyped_storage().data_ptr()
