@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
-from collections.abc import Callable
-from http.client import HTTPResponse
+from functools import partial
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
-from urllib.response import addinfourl
 
+from autoddp.effects import responses
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
-from autoddp.effects.ownership import scripts
+from autoddp.effects.ownership import whose
 from autoddp.effects.who_acts import Mode
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
@@ -29,18 +25,17 @@ MAKERS = (  # functions that only make files of a data set
 )
 ASKERS = (
     *("http.client:HTTPConnection.connect", "urllib3.connection:HTTPConnection.connect"),
-    *("httpx:Client.send", "httpx:AsyncClient.send", "aiohttp:ClientSession._request"),
+    *("httpx._client:AsyncClient.send", "httpx2._client:AsyncClient.send"),
+    "aiohttp:ClientSession._request",
 )
-ASKED = "every rank sends it; urllib.request, requests and torch.hub send one for all ranks"
-LIMIT = 64 << 20  # the largest body, in bytes, that rank 0 sends to the other ranks
-TOO_LARGE = (
-    f"every rank requests {{}}, as rank 0 only shares HTTP bodies of up to {LIMIT >> 20} MB; "
-    "urllib.request.urlretrieve requests it once"
+ASKED = (
+    "every rank sends it; urllib.request, requests, urllib3, httpx and torch.hub send one for all "
+    "ranks"
 )
 
 
 class Downloads(EffectFeature):
-    """The feature for downloads: one rank requests a file or a body, and the others get it."""
+    """The feature for downloads: one rank requests a file or a response, and the others get it."""
 
     name: ClassVar[str] = "downloads"
     libraries: ClassVar[bool] = True
@@ -76,7 +71,7 @@ class Downloads(EffectFeature):
     )
     def load_once(self, call: Call) -> Any:
         """Load a file on rank 0, and on each node that does not share its folder."""
-        if self.effects.mode(by=scripts()) is not Mode.SYNCED:
+        if self.effects.mode(by=whose) is not Mode.SYNCED:
             return call.plain()
         result = self.effects.ask_rank0(call.name, call.plain)  # None, or a path and headers
         path = result[0] if result else call.named.get("dst") or call.named["filename"]
@@ -86,81 +81,21 @@ class Downloads(EffectFeature):
         return result
 
     @patch(
-        *("urllib.request:urlopen", "torch.hub:urlopen", "pandas.io.common:urlopen"),
-        why="one request for the job; rank 0 sends the body to the others",
+        *responses.KINDS,
+        why="one request for the job; all ranks get its response, and the body as they read it",
         optional=True,
     )
-    def open_once(self, call: Call) -> Any:
-        """Send the request on rank 0, and return the response on all ranks."""
-        url: Any = call.args[0] if call.args else call.named.get("url")
-        return self._share(call, str(getattr(url, "full_url", url)), read, answer)
-
-    @patch(
-        "requests.sessions:Session.request",
-        why="one request for the job; rank 0 sends the response to the others",
-        optional=True,
-    )
-    def request_once(self, call: Call) -> Any:
-        """Send the request on rank 0, and return the response on all ranks, like `open_once`."""
-        url = str(call.named.get("url"))
-        response = self._share(call, url, read_requests, answer_requests)
-        for one in (*response.history, response):
-            call.instance.cookies.update(one.cookies)
-        return response
-
-    def _share(
-        self, call: Call, url: str, read: Callable[[Any], Any], answer: Callable[[Any], Any]
-    ) -> Any:
-        """Return rank 0's response; if it cannot be shared, send the request on every rank."""
-        package = sys.modules[call.target.partition(":")[0].partition(".")[0]]
-        through = os.path.dirname(package.__file__ or "") + "/"
-        if self.effects.mode(by=scripts(through)) is not Mode.SYNCED:
+    def send_once(self, call: Call) -> Any:
+        """Send a request on rank 0, and return its response on all ranks, whoever calls."""
+        if self.effects.mode(by=whose) is not Mode.SYNCED:
             return call.plain()
-        shared = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
-        if shared is not None:
-            return answer(shared)
-        if urlsplit(url).scheme not in ("file", "data"):  # these send no request
-            self.run.report.say_once("downloads", users_line(), TOO_LARGE.format(url))
-        with self.context.internal():
-            return call.plain()
+        own = []
 
+        def send() -> Any:
+            own.append(call.plain())
+            return kind.head(own[0])
 
-def read(response: Any) -> tuple[Any, ...] | None:
-    """Read a response of `urlopen`; return None if it cannot be shared.
-
-    It cannot if its body exceeds `LIMIT`, or if it does not come from a web server.
-    """
-    with response:
-        if not isinstance(response, HTTPResponse) or (response.length or 0) > LIMIT:
-            return None
-        # with a size, `read` would not notice that the body ends early
-        body = response.read() if response.length is not None else response.read(LIMIT + 1)
-    rest = response.reason, response.headers, response.url, response.status
-    return None if len(body) > LIMIT else (body, *rest)
-
-
-def answer(parts: tuple[Any, ...]) -> Any:
-    """Make a response of what `read` returned."""
-    body, reason, headers, url, status = parts
-    response: Any = addinfourl(io.BytesIO(body), headers, url, status)
-    response.reason = response.msg = reason
-    response.getheader, response.getheaders = headers.get, headers.items
-    return response
-
-
-def read_requests(response: Any) -> Any:
-    """Return a response of requests with its body read, None if the body exceeds `LIMIT`."""
-    body = b""
-    with response:
-        for part in response.iter_content(1 << 20):  # a stream may have no end
-            body += part
-            if len(body) > LIMIT:
-                return None
-    response._content = body
-    return response
-
-
-def answer_requests(response: Any) -> Any:
-    """Return the response of requests with a body that can be read as a stream, too."""
-    response.raw = io.BytesIO(response.content)
-    return response
+        kind = responses.KINDS[call.target]
+        head = self.effects.ask_rank0(call.name, send)
+        body = partial(self.of_rank0, "the body of a response")
+        return kind.response(own[0] if own else None, head, body, call)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autoddp.comm.context import Code
 from autoddp.effects.ownership import whose
 from autoddp.effects.who_acts import Mode
+from autoddp.errors import OutOfReach
 from autoddp.patching import Call, Feature, Patch, patch
 from autoddp.report import temporary, users_line
 
@@ -97,6 +99,21 @@ class EffectFeature(Feature):
         if row.handling is Handling.DO:
             return self.effects.do_on_rank0(name, call.plain)
         return self.effects.ask_rank0(name, call.plain)
+
+    def of_rank0(self, what: str, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns on rank 0, which alone has what it asks.
+
+        Raises:
+            OutOfReach: This is another rank, where ranks are in no common order.
+        """
+        if self.effects.mode() is Mode.SYNCED:
+            return self.effects.ask_rank0(what, act)
+        if self.rank:
+            raise OutOfReach(
+                f"{what}: it is rank 0's, which other ranks cannot ask from a thread, a data set's "
+                "fetch, a child process or at exit; call it on the main thread"
+            )
+        return act()
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",

@@ -23,10 +23,11 @@ _OWNERS = (
 # Modules of these that call functions which the script gives them, in workers.
 _RUNNERS = ("multiprocessing/pool.py", "multiprocessing/process.py")
 # Files of libraries that decide by the clock, as a script does: callbacks of a trainer, names of
-# runs, rotation of logs.
+# runs, rotation of logs, the time that a response took.
 _BY_TIME = (
     *("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/"),
     *("/torch/utils/tensorboard/", "/tensorboardX/", "/logging/handlers.py"),
+    *("/requests/sessions.py", "/httpx/_client.py", "/httpx2/_client.py"),
 )
 # Packages that run worker processes: each rank, or one rank of each node, has its own workers.
 _POOLS = (

@@ -1,4 +1,4 @@
-"""Streams that all ranks read from rank 0: standard input, and the pipes of programs.
+"""Streams that all ranks read from rank 0: standard input, pipes of programs, bodies of responses.
 
 Only the lowest layer is shared. The layers above it are Python's own, and have the same state on
 all ranks, since all get the same bytes.
@@ -34,13 +34,14 @@ class SharedStream(io.RawIOBase):
 
     def __init__(self, own: Any, ask: Ask) -> None:
         self.own, self.ask = own, ask
+        self._read = getattr(own, "read1", own.read)  # what has arrived, not all of it
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int | None:
         """Read into `buffer` what rank 0 reads."""
-        data = self.ask(lambda: self.own.read(len(buffer)))
+        data = self.ask(lambda: self._read(len(buffer)))
         if data is None:
             return None
         buffer[: len(data)] = data

@@ -22,7 +22,6 @@ from autoddp.effects.effect_feature import EffectFeature, EffectRow, each
 from autoddp.effects.ownership import users_call, whose
 from autoddp.effects.pipes import shared
 from autoddp.effects.who_acts import Mode
-from autoddp.errors import OutOfReach
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import is_users, users_line
 
@@ -95,7 +94,9 @@ class Programs(EffectFeature):
         for stream in ("stdout", "stderr"):
             if (pipe := getattr(process, stream)) is not None:
                 number = partial(self._descriptor, pipe.fileno())
-                setattr(process, stream, shared(pipe, partial(self.ask, "read"), fileno=number))
+                setattr(
+                    process, stream, shared(pipe, partial(self.of_rank0, "read"), fileno=number)
+                )
         return None
 
     @patch(
@@ -114,7 +115,7 @@ class Programs(EffectFeature):
             value = call.plain()
             return process.returncode, value
 
-        process.returncode, value = self.ask(f"Popen.{what}", answer)
+        process.returncode, value = self.of_rank0(f"Popen.{what}", answer)
         if process.returncode is not None:
             self._refresh()
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -137,17 +138,6 @@ class Programs(EffectFeature):
         if not inside and sys._getframe(1).f_code.co_filename != subprocess.__file__:
             raise io.UnsupportedOperation(BY_DESCRIPTOR)
         return number
-
-    def ask(self, what: str, act: Callable[[], Any]) -> Any:
-        """Return what `act` returns on rank 0."""
-        if self.effects.mode() is Mode.SYNCED:
-            return self.effects.ask_rank0(what, act)
-        if self.rank:
-            raise OutOfReach(
-                f"{what}: the program runs on rank 0, which other ranks cannot ask from a thread, "
-                "a data set's fetch, a child process or at exit; call it on the main thread"
-            )
-        return act()
 
     def _starts_for_all(self, *outputs: int) -> bool:
         """Return whether rank 0 starts a program for all; report it if every rank starts one.

@@ -1,5 +1,7 @@
 import os
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
-from tests.effects.outward import on_ranks
+from tests.effects.outward import on_ranks, raised
 from tests.support import archives
 
 
@@ -61,17 +63,26 @@ def test_a_torchvision_data_set_is_requested_as_by_one_process(on, server, scrip
     assert on(pointed, nproc) == (alone * nproc, asked)
 
 
-def test_each_rank_requests_a_body_too_large_to_share_and_a_line_reports_it(
-    on, server, monkeypatch
-):
-    monkeypatch.setattr("autoddp.effects.downloads.LIMIT", 1000)
-    (server.folder / "big").write_bytes(bytes(5000))
+def test_a_large_body_comes_from_one_request_as_it_is_read(on, server):
+    size = (16 << 20) + 5
+    (server.folder / "big").write_bytes(os.urandom(size))
 
     def script(run):
-        length = len(urllib.request.urlopen(f"{server.url}/big").read())
-        return length, [d.what for d in run.report.of("downloads")]
+        with urllib.request.urlopen(f"{server.url}/big") as response:
+            parts = iter(lambda: response.read(1 << 20), b"")
+            return sha256(b"".join(parts)).hexdigest(), run.report.of("downloads")
 
     seen, asked = on(script)
-    assert [length for length, _ in seen] == [5000, 5000]
-    assert "every rank requests " in seen[0][1][0]
-    assert asked == {"big": 3}
+    assert seen == [(sha256((server.folder / "big").read_bytes()).hexdigest(), [])] * 2
+    assert asked == {"big": 1}
+
+
+def test_a_body_is_out_of_reach_of_other_ranks_threads(on, server):
+    def script(run):
+        response = urllib.request.urlopen(f"{server.url}/hello")
+        with ThreadPoolExecutor(1) as pool:
+            return raised(lambda: pool.submit(response.read).result())
+
+    seen, _ = on(script)
+    assert [kind for kind, _ in seen] == ["", "OutOfReach"]
+    assert seen[1][1].startswith("the body of a response: it is rank 0's, which other ranks cannot")
