@@ -50,7 +50,13 @@ class Witness(EffectFeature):
         """Record a write by the script's thread outside of effects and fetches."""
         reads = event == "open" and not (isinstance(args[2], int) and args[2] & WRITES)
         has_path = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
-        if reads or not has_path or self.effects.mode(args[0], by=whose) is not Mode.SYNCED:
+        # of a folder, a file without a name or that of an opener is written, as by `tempfile`
+        if (
+            reads
+            or not has_path
+            or paths.is_folder(args[0])
+            or self.effects.mode(args[0], by=whose) is not Mode.SYNCED
+        ):
             return
         with self.context.internal():
             file, where = caller(), users_line()
