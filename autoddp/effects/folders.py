@@ -63,6 +63,7 @@ class Folders(EffectFeature):
     @patch(
         *("os:stat", "os:lstat", "os:access", "os:readlink", "os:listdir", "os:scandir"),
         *("os:statvfs", "os:pathconf", "os:listxattr", "os:getxattr"),  # as `shutil.copy2` does
+        "posixpath:realpath",  # one question, not one for each folder above the path
         # Python 3.13 keeps these by names of its own
         *("glob:_StringGlobber.lstat", "glob:_StringGlobber.scandir"),
         optional=True,
@@ -74,6 +75,8 @@ class Folders(EffectFeature):
         if call.wrapped.__module__ == "glob":
             return call.plain()  # Python 3.14: a function that calls os.scandir
         if not self._asks_rank0(call):
+            if name == "realpath":
+                return self._resolve(call)
             return self._look(call) if self.effects.reads() else call.plain()
         if name == "scandir":
             folder = os.fspath(call.named.get("path") or ".")
@@ -110,6 +113,13 @@ class Folders(EffectFeature):
                 return call.plain()
         names = [path for path in (source, target) if path is not None]
         return named(lambda: change(self.effects.overlay, *names), *names) if change else None
+
+    def _resolve(self, call: Call) -> Any:
+        """Return the path without links; the folders above one that is this rank's own are, too."""
+        if not self.effects.is_own(call.named.get("filename")):
+            return call.plain()
+        with self.context.internal():
+            return call.plain()
 
     def _look(self, call: Call) -> Any:
         """Return the result of `os.stat` and the like for the files that this rank sees."""

@@ -213,3 +213,20 @@ def test_a_librarys_cache_of_results_is_that_of_one_process(on, tmp_path, folder
         os.environ["HOME"] = str(tmp_path / "home")
 
     assert on(script, 3, before=at_home) == [[1, 1]] * 3
+
+
+def test_the_real_path_of_an_installed_file_is_asked_of_nobody_another_once(on, tmp_path):
+    def script(run):
+        asked, ask = [], run.effects.ask_rank0
+        run.effects.ask_rank0 = lambda what, act: (asked.append(what), ask(what, act))[1]
+        with run.effects.context.internal():  # each rank's disk says something else
+            os.chdir(f"{run.world.rank}")
+            os.symlink(f"{run.world.rank}", "link")
+        found = [os.path.realpath(torch.__file__) == torch.__file__, asked[:]]
+        found += [os.path.realpath("link"), Path("link").resolve().name]
+        return [*found, "posix.lstat" in asked]
+
+    for rank in range(2):
+        (tmp_path / f"{rank}").mkdir()
+    real = [str(tmp_path.resolve() / "0" / "0"), "0", False]
+    assert on(script) == [[True, [], *real]] * 2
