@@ -1,8 +1,9 @@
-"""Containers of a batch among the arguments of a call: dicts, lists, tuples and dataclasses."""
+"""Containers of a batch among the arguments: dicts, lists, tuples, dataclasses and TensorDicts."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -29,7 +30,13 @@ def is_container(x: Any) -> bool:
     kind = type(x)
     if kind in (list, tuple) or _is_namedtuple(kind):  # no `Size`, nor a packed sequence
         return 0 < len(x) <= MANY and type(x[0]) not in NUMBERS
-    return issubclass(kind, (dict, UserDict)) or is_dataclass(kind)
+    return issubclass(kind, (dict, UserDict)) or is_dataclass(kind) or is_tensordict(x)
+
+
+def is_tensordict(x: Any) -> bool:
+    """Return whether a value is a `TensorDict` that may be written into."""
+    library = sys.modules.get("tensordict")
+    return library is not None and type(x) is library.TensorDict and not x.is_locked
 
 
 class Copies:
@@ -100,7 +107,11 @@ def _parts(x: Any) -> dict[Any, Any]:
     """Return what a container holds, by index, or by whether it is an attribute, and the name."""
     if isinstance(x, (list, tuple)):
         return dict(enumerate(x))
-    found = {(False, key): value for key, value in x.items()} if isinstance(x, dict) else {}
+    found = (
+        {(False, key): value for key, value in x.items()}
+        if isinstance(x, dict) or is_tensordict(x)
+        else {}
+    )
     names = ["data"] if isinstance(x, UserDict) else []
     names += [field.name for field in fields(x)] if is_dataclass(x) else []
     held = ((name, getattr(x, name, ABSENT)) for name in names)
@@ -124,8 +135,10 @@ def _remove(x: Any, key: Any) -> None:
         _mapping(x).__delitem__(x, key[1])
 
 
-def _mapping(x: dict[Any, Any]) -> Any:
-    """Return the class whose methods write into a dict, and do nothing else."""
+def _mapping(x: Any) -> Any:
+    """Return the class whose methods write into a mapping, and do nothing else."""
+    if not isinstance(x, dict):
+        return type(x)
     return OrderedDict if isinstance(x, OrderedDict) else dict
 
 

@@ -1,6 +1,9 @@
 import collections
 import dataclasses
 import re
+import sys
+import types
+from collections.abc import MutableMapping
 
 import numpy as np
 import pytest
@@ -93,6 +96,33 @@ class Example:
     more: list
 
 
+class Tensors(MutableMapping):
+    """A mapping like tensordict's TensorDict, which is not installed here."""
+
+    is_locked = False
+
+    def __init__(self, **tensors):
+        self.tensors = tensors
+
+    def __copy__(self):
+        return Tensors(**self.tensors)
+
+    def __getitem__(self, key):
+        return self.tensors[key]
+
+    def __setitem__(self, key, value):
+        self.tensors[key] = value
+
+    def __delitem__(self, key):
+        del self.tensors[key]
+
+    def __iter__(self):
+        return iter(self.tensors)
+
+    def __len__(self):
+        return len(self.tensors)
+
+
 class OfContainers(nn.Module):
     """Reads what it gets, and writes into it, as sentence-transformers' modules do."""
 
@@ -115,10 +145,12 @@ class OfContainers(nn.Module):
 @script
 def batches_in_containers():
     model, x = OfContainers(), torch.randn(22, 5)
+    sys.modules["tensordict"] = types.SimpleNamespace(TensorDict=Tensors)
     optimizer, found = sgd(model), []
     made = (
         lambda x: {"x": x, "y": x, "left": 1},
         lambda x: collections.UserDict(x=x, y=x),
+        lambda x: Tensors(x=x, y=x),
         lambda x: [collections.OrderedDict(x=x, y=x), {"x": x + 1, "y": x}],
         lambda x: Pair(x, [x + 1]),
         lambda x: Example(x, [x + 1, {}]),
@@ -139,6 +171,7 @@ def batches_in_containers():
                 assert type(batch.x) is torch.Tensor
                 held = [held[1] is batch, len(batch.more)]
             found.append((loss.item(), [str(h) if isinstance(h, type) else h for h in held]))
+    del sys.modules["tensordict"]
     return found, weights(model), [kind.__name__ for kind in model.seen]
 
 
@@ -279,6 +312,27 @@ def test_a_forward_sees_the_whole_batch_of_which_a_rank_holds_its_rows():
         ([(True, 5, 3), (True, 2, 1)], [True, True]),
         ([(True, 5, 2), (True, 2, 1)], [True, True]),
     ]
+
+
+def test_a_forward_sees_rows_in_a_tensordict_unless_it_is_locked():
+    class Writes(nn.Linear):
+        def forward(self, batch):
+            batch["out"] = super().forward(batch["x"])
+            return batch
+
+    def script(run):
+        model, seen = Writes(5, 3), []
+        for batch in (Tensors(x=torch.randn(6, 5)), Tensors(x=torch.randn(6, 5))):
+            batch.is_locked = bool(seen)
+            out = model(batch)
+            seen.append((out is batch, is_sharded(out["out"]), is_sharded(out["x"])))
+        return seen
+
+    sys.modules["tensordict"] = types.SimpleNamespace(TensorDict=Tensors)
+    try:
+        assert on_ranks(script, 2) == [[(True, True, False), (True, False, False)]] * 2
+    finally:
+        del sys.modules["tensordict"]
 
 
 @pytest.mark.parametrize("transposes", [True, False])
