@@ -6,6 +6,7 @@ import os
 import shelve
 import sqlite3
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -64,6 +65,21 @@ def maps(run):
         np.fromfile("a.map", dtype="int32").tolist(),
         wrong,
     )
+
+
+def arrow_map(run):
+    arrow = pytest.importorskip("pyarrow")
+    Path("a.map").write_bytes(b"0123")
+    seen = []
+    with arrow.memory_map("a.map", "r+") as file:
+        time.sleep(0.1 * run.world.rank)  # a rank that wrote for real would be seen by the next
+        first = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([first + 1]))
+        seen.append(file.read())
+    with arrow.memory_map("a.map") as file:
+        seen.append(file.read())
+    return seen, Path("a.map").read_bytes(), raised(lambda: arrow.memory_map("none", "r+"))[0]
 
 
 def database(run):
@@ -126,7 +142,7 @@ def archives(run):
         return read.namelist(), read.read("y.txt"), tar.getnames(), sorted(shelf.items())
 
 
-@pytest.mark.parametrize("script", [hdf5, maps, database, archives])
+@pytest.mark.parametrize("script", [hdf5, maps, arrow_map, database, archives])
 def test_files_kept_open_are_written_once_and_read_by_all_ranks(script, tmp_path):
     done = []
     for nproc, features in ((1, ()), (3, FEATURES)):
