@@ -46,7 +46,8 @@ def mnist(run):
 def cifar(run):
     from torchvision.datasets import CIFAR10
 
-    return len(CIFAR10("data", download=True)), sorted(os.listdir("data"))
+    found = len(CIFAR10("data", download=True)), sorted(os.listdir("data"))
+    return *found, run.effects.overlay.idle()
 
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter extracted tar archives")
@@ -61,6 +62,16 @@ def test_a_torchvision_data_set_is_requested_as_by_one_process(on, server, scrip
         if file.is_file():
             file.unlink()
     assert on(pointed, nproc) == (alone * nproc, asked)
+
+
+def test_weights_are_requested_once_and_kept(on, server, tmp_path):
+    def script(run):
+        load, url = torch.hub.load_state_dict_from_url, f"{server.url}/w.pt"
+        loaded = [load(url, "hub", progress=False)["w"].tolist() for _ in range(2)]
+        return loaded, run.effects.overlay.idle()  # no rank has written a copy
+
+    assert on(script, 3) == ([([[1.0, 1.0]] * 2, True)] * 3, {"w.pt": 1})
+    assert os.listdir(tmp_path / "hub") == ["w.pt"]
 
 
 def test_a_large_body_comes_from_one_request_as_it_is_read(on, server):
