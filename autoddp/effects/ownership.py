@@ -140,7 +140,7 @@ def scripts(*through: str) -> Callable[[], Caller]:
 def whose(*through: str) -> Caller:
     """Return whose call it is, by the frames up to the script's nearest one."""
     owner = caller(through)
-    if _serves(owner):
+    if serves(owner):
         return Caller.RANK
     if is_users(owner):
         return Caller.SCRIPT
@@ -155,7 +155,7 @@ def whose(*through: str) -> Caller:
 
 
 @cache
-def _serves(owner: str) -> bool:
+def serves(owner: str) -> bool:
     """Return whether the owner of a call is autoddp, Python itself or a pool of workers."""
     return owner.startswith(_HERE) or is_pythons(owner) or _of(_POOLS, owner)
 

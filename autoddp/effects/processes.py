@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from autoddp.effects.effect_feature import EffectFeature
-from autoddp.effects.ownership import caller, is_pythons
+from autoddp.effects.ownership import caller, serves
 from autoddp.effects.shared_memory import SharedMemory
 from autoddp.effects.threads import Threads
 from autoddp.effects.who_acts import Mode
@@ -34,7 +34,6 @@ THROUGH = (
     *(thread.__file__, f"{PACKAGE}/popen_spawn_posix.py"),
     os.path.dirname(torch.__file__) + "/multiprocessing/",
 )
-POOLS = ("/torch/utils/data/", "/joblib/externals/loky/")
 POPEN = "multiprocessing.popen_"
 ELSEWHERE = (
     "{}: the processes of the script run on rank 0, which other ranks cannot ask from a data set's "
@@ -61,8 +60,7 @@ class Processes(EffectFeature):
 
     def by_library(self, through: tuple[str, ...] = THROUGH) -> bool:
         """Return whether a pool, a data loader or the like makes a call for itself."""
-        owner = caller(through, pools=True)
-        return is_pythons(owner) or any(part in owner for part in POOLS)
+        return serves(caller(through, pools=True))
 
     def together(self) -> bool:
         """Return whether the script makes this call on all ranks, in one order."""
