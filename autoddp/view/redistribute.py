@@ -124,7 +124,10 @@ class SumOverRanks(Boundary):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0] * ctx.group.size, None, None
+        (g,) = grads
+        if torch.is_grad_enabled() and g.requires_grad:  # for a second derivative: it meets rows
+            g = MeanGradient.apply(g, ctx.group)
+        return g * ctx.group.size, None, None
 
 
 class SumWithin(SumOverRanks):
