@@ -263,6 +263,11 @@ def memory_of(x: Tensor) -> int | None:
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
+def shares_memory(out: Tensor, local: Tensor) -> bool:
+    """Return whether an inference tensor, of which autograd keeps nothing, is a view of another."""
+    return out.is_inference() and memory_of(out) == memory_of(local)
+
+
 def version(x: Tensor | None) -> int:
     """Return the version counter of `x`; -1 for an inference tensor, which has none."""
     return -1 if x is None or x.is_inference() else x._version

@@ -38,11 +38,12 @@ class Draws(DispatchMode):
     Args:
         sizes: The number of rows on each rank.
         dim: The shard dimension; if a draw has another size there, the first dimension that fits.
+        layouts: The strides of the whole tensors that are drawn for, in order, if known.
     """
 
-    def __init__(self, sizes: ShardSizes, dim: int = 0) -> None:
+    def __init__(self, sizes: ShardSizes, dim: int = 0, layouts: Any = ()) -> None:
         super().__init__()
-        self.sizes, self.dim, self.view = sizes, dim, sizes.view
+        self.sizes, self.dim, self.view, self.layouts = sizes, dim, sizes.view, [*layouts]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -57,10 +58,8 @@ class Draws(DispatchMode):
         return func(*args, **kwargs) if drawn is NotImplemented else drawn
 
     def _draw(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        dropout = name == "native_dropout" and args[2] is not False
-        by_tensor = any(isinstance(x, Tensor) and x.dim() for x in args[1:])
-        known = dropout or name in LIKE or (name in FILL and not by_tensor)
-        dim = self._batch_dim(args[0].shape) if known else None
+        known = _is_elementwise(name, args)
+        dim = self._batch_dim(args[0].shape, self.sizes.local) if known else None
         if dim is None:
             return self._draw_inside_kernel(func, name, args, kwargs)
         if self._draws_own_rows(args[0]):
@@ -79,16 +78,16 @@ class Draws(DispatchMode):
         """Return this rank's rows in memory of their own: a view would keep the whole batch's."""
         return self.sizes.shard(drawn, dim).clone()
 
-    def _batch_dim(self, shape: Any) -> int | None:
+    def _batch_dim(self, shape: Any, rows: int) -> int | None:
         """Return the batch's dimension in a shape: `dim` if its size fits, else the first fit."""
         candidates = (self.dim, *range(len(shape)))
-        rows = self.sizes.local
         return next((d for d in candidates if d < len(shape) and shape[d] == rows), None)
 
     def _empty_whole(self, x: Tensor, dim: int) -> Tensor:
         """Return an uninitialised whole batch, in the layout by which torch draws."""
         shape = (*x.shape[:dim], self.sizes.total, *x.shape[dim + 1 :])
-        strides = agreed_strides(x, self.sizes, dim)
+        known = self.layouts.pop(0) if self.layouts else ()
+        strides = known if len(known) == x.dim() else agreed_strides(x, self.sizes, dim)
         return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
 
     def _draws_own_rows(self, x: Tensor) -> bool:
@@ -114,7 +113,11 @@ class Draws(DispatchMode):
         NotImplemented for a kernel that draws nothing for the batch.
         """
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
-        if name in (*FILL, *LIKE) or not inputs or self._batch_dim(inputs[0].shape) is None:
+        if (
+            name in (*FILL, *LIKE)
+            or not inputs
+            or self._batch_dim(inputs[0].shape, self.sizes.local) is None
+        ):
             return NotImplemented
         if not _dropout_probability(func, args, kwargs):
             return NotImplemented
@@ -123,6 +126,28 @@ class Draws(DispatchMode):
         )
         with own_stream(self.view, inputs[0].device):
             return func(*args, **kwargs)
+
+
+class Recording(Draws):
+    """A mode that lets functions draw for the whole batch, and notes what they draw for.
+
+    Attributes:
+        layouts: The strides of these tensors, in order.
+    """
+
+    def _draw(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        known = _is_elementwise(name, args)
+        if known and self._batch_dim(args[0].shape, self.sizes.total) is not None:
+            self.layouts.append(args[0].stride())
+        return NotImplemented
+
+
+def _is_elementwise(name: str, args: Any) -> bool:
+    """Return whether an operator draws a number for each element of its first argument."""
+    if name == "native_dropout":
+        return args[2] is not False
+    by_tensor = any(isinstance(x, Tensor) and x.dim() for x in args[1:])
+    return name in LIKE or (name in FILL and not by_tensor)
 
 
 class DrawingCall(LocalCall):
@@ -135,6 +160,7 @@ class DrawingCall(LocalCall):
     """
 
     __slots__ = ("drawn",)
+    draws = True
 
     def __init__(self, *call: Any, drawn: tuple[int, ShardSizes], **options: Any) -> None:
         super().__init__(*call, **options)
@@ -142,9 +168,23 @@ class DrawingCall(LocalCall):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call `func` on local shards under `Draws`."""
+        if self.single:
+            return super().run(func, args, kwargs)
         dim, sizes = self.drawn
         with Draws(sizes, dim):
             return super().run(func, args, kwargs)
+
+    def compute(self, func: Any, given: Any, kwargs: Any, drawn: Any) -> Any:
+        """Return the local results; `drawn` are the strides of the wholes that are drawn for."""
+        dim, sizes = self.drawn
+        with Draws(sizes, dim, drawn):
+            return func(*given, **kwargs)
+
+    def on_whole(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+        """Return the results of the whole batch, and the strides of what was drawn for."""
+        dim, sizes = self.drawn
+        with Recording(sizes, dim) as recorded:
+            return func(*args, **kwargs), recorded.layouts
 
 
 def _dropout_probability(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

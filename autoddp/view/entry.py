@@ -175,7 +175,7 @@ class ModuleEntry:
         if not x.requires_grad:
             # memory of the script's tensor, with versions of its own
             outer = (n * s for n, s in zip(x.shape, x.stride(), strict=True))
-            local = local.data if x.stride(dim) * x.shape[dim] >= max(outer) else local.clone()
+            local = local.data if x.stride(dim) * x.shape[dim] >= max(outer) else sizes.copy(x, dim)
         made = ShardedTensor(local, sizes, dim)
         made.base = Base(local, made.spec)  # writes into one reach the other
         made.base.keep(x)

@@ -1,48 +1,170 @@
-"""The strides of a single row, which torch leaves open: those that several rows would have."""
+"""The layout of results of which some rank has a single row.
+
+torch leaves the stride of a dimension of size 1 open, and its kernels take any, but the whole batch
+is drawn for, viewed and copied by that stride. Each result therefore gets the stride that its row
+has in the whole, from which `whole_strides` tells those of the whole. It follows from the whole
+layouts of the arguments, which all ranks know: torch makes a view of a tensor without memory, an
+elementwise function keeps the layout of its arguments, and rows that are outermost stay so.
+Otherwise the first call of each kind is made on the whole batch, and its result shows the layout.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from autoddp.view.aliases import memory_of
+from autoddp.torch_internals import plain_tensors
+from autoddp.view.aliases import is_shape
+from autoddp.view.redistribute import rows_of
+from autoddp.view.shard_sizes import Spec, local_strides, whole_strides
+from autoddp.view.sharded_tensor import ShardedTensor, leaves_in
+
+if TYPE_CHECKING:
+    from autoddp.view.local_call import LocalCall
+
+MAX_LAYOUTS = 16384
+Strides = tuple[int, ...]
 
 
-def shares_memory(out: Tensor, local: Tensor) -> bool:
-    """Return whether an inference tensor, of which autograd keeps nothing, is a view of another."""
-    return out.is_inference() and memory_of(out) == memory_of(local)
+class Layout(NamedTuple):
+    """The strides of the wholes of a call's results, and of what is drawn for in the call.
 
-
-def with_outermost_stride(before: Tensor, view: Tensor) -> Tensor:
-    """Return a view of a single row with the strides of several rows.
-
-    torch gives a dimension of size 1 any stride. If it is not the largest, kernels take the tensor
-    for another layout, and draw in another order than in one process.
+    Those of the results are None if the rows are outermost, or if nothing is known.
     """
-    if view.layout is not torch.strided or len(before) != 1 or before.stride(0) < _span(before):
-        return view
-    span = _span(view)
-    if view.stride(0) >= span:
-        return view
-    return view.as_strided(view.shape, (span, *view.stride()[1:]))
+
+    results: list[Strides | None] | None
+    drawn: list[Strides]
 
 
-def with_row_stride(out: Tensor, dim: int, like: Tensor) -> Tensor:
-    """Return a new result of a single row with the row's stride that several rows would have.
+def layout_of(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Layout | None:
+    """Return the layout of a call's results; None if a call on the whole has to show it."""
+    outs = call.out if isinstance(call.out, list) else [call.out]
+    if call.aliases:
+        return Layout(_of_view(func, args, kwargs), [])
+    given = [x for x in leaves_in(args, kwargs) if isinstance(x, Tensor) and x.dim()]
+    with plain_tensors():
+        alike = {(x.shape, x.stride()) for x in given}
+        first = next(x for x in given if type(x) is ShardedTensor)
+        dense = torch.ops.aten.is_non_overlapping_and_dense(_meta(first))
+        if call.keeps_layout and len(alike) == 1 and dense:
+            return Layout([first.stride()], [])
+        sharded = [x for x in given if type(x) is ShardedTensor]
+        first_in_memory = all(x.spec.dim == 0 and rows_are_outermost(x) for x in sharded)
+        plain = all(type(x) is ShardedTensor or x.is_contiguous() for x in given)
+    stays = all(place is None or not place[0] for place in outs) and not call.reorders
+    known = first_in_memory and plain and stays and (dense or not call.draws)
+    return Layout(None, []) if known else None
 
-    The row is as wide as the dimensions that lie inside of it in `like`, the argument if the
-    function keeps its layout; torch may compute a single row in another layout, as all of them are
-    contiguous, or with the stride of a row of which the argument is a part.
+
+def _of_view(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Strides | None]:
+    """Return the strides of views of the first argument's whole, or of a copy of it.
+
+    Raises:
+        RuntimeError: torch's own, if the whole has no such view: a single row often has.
     """
+    with plain_tensors():
+        whole = _meta(args[0])
+    try:
+        made = func(whole, *args[1:], **kwargs)
+    except NotImplementedError:
+        made = whole.clone()  # a tensor without memory cannot be copied to a device
+    return [x.stride() for x in (made if isinstance(made, (tuple, list)) else [made])]
+
+
+def _meta(x: Tensor) -> Tensor:
+    """Return a tensor without memory, with the layout of the whole of `x`."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def rows_are_outermost(x: Tensor) -> bool:
+    """Return whether dimension 0 has the largest stride, and no dimension is expanded."""
+    rest = [step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True) if n > 1]
+    return x.stride(0) > max(rest, default=0) and min(rest, default=1) > 0
+
+
+def run_single(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a call whose results have a single row on some rank."""
+    kwargs = kwargs or {}
+    view, key = call.sizes.view, _key(call, func, args, kwargs)
+    layout = None if key is None else view.layouts.get(key)
+    if layout is None:
+        found = layout_of(call, func, args, kwargs)
+        layout, out = (found, None) if found else _shown(call, func, args, kwargs)
+        if len(view.layouts) >= MAX_LAYOUTS:
+            view.layouts.clear()
+        if key is not None:
+            view.layouts[key] = layout
+        if found is None:
+            return out
+    given, named = call.local_arguments(args, kwargs)
+    out = call.compute(func, given, named, layout.drawn)
+    me: Any = args[call.shards[0]] if call.shards else None
+    if me is not None and out is me._local:
+        return me
+    if not isinstance(out, (Tensor, tuple, list)):
+        return out
+    several = isinstance(out, (tuple, list))
+    outs, specs = (out if several else [out]), call.specs or call.specs_of(out)
+    strides = layout.results or [None]
+    strides = strides * len(outs) if len(strides) == 1 else strides
+    laid = [
+        x if spec is None else laid_out(x, spec, known, not call.aliases)
+        for x, spec, known in zip(outs, specs if several else [specs], strides, strict=True)
+    ]
+    return call.wrapped(type(out)(laid) if several else laid[0], me, func, args, kwargs)
+
+
+def _key(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the key under which the layout of a call is kept; all ranks find it, or none does."""
+    schema = call.schema_of(func, args, kwargs)
+    if schema is None:
+        return None
+    with plain_tensors():
+        given = [x for x in leaves_in(args, kwargs) if isinstance(x, Tensor)]
+        return schema, *(
+            tuple(step for n, step in zip(x.shape, x.stride(), strict=True) if n > 1) for x in given
+        )
+
+
+def laid_out(out: Tensor, spec: Spec, strides: Strides | None, fresh: bool) -> Tensor:
+    """Return a local result with the row's stride in the whole; a fresh one in its layout."""
     if out.layout is not torch.strided or not out.numel():
         return out
-    like = like if like.shape == out.shape and like.layout is torch.strided else out
-    row, strides = like.stride(dim), [*out.stride()]
-    inside = (k for k, n in enumerate(out.shape) if n > 1 and like.stride(k) < row)
-    strides[dim] = max((strides[k] * out.shape[k] for k in inside), default=min(row, 1))
-    return out if strides[dim] == out.stride(dim) else out.as_strided(out.shape, strides)
+    dim, sizes = spec.dim, spec.sizes
+    if strides is None:
+        if dim:
+            return out
+        rest = zip(out.shape[1:], out.stride()[1:], strict=True)
+        row = max((n * step for n, step in rest), default=1)
+    else:
+        row = strides[dim]
+    if sizes.local == 1 and out.stride(dim) != row:
+        out = out.as_strided(out.shape, (*out.stride()[:dim], row, *out.stride()[dim + 1 :]))
+    if not fresh or strides is None:
+        return out
+    if whole_strides(out.shape, out.stride(), dim, sizes) == strides:
+        return out
+    mine = local_strides(strides, dim, sizes)
+    return torch.empty_strided(out.shape, mine, dtype=out.dtype, device=out.device).copy_(out)
 
 
-def _span(x: Tensor) -> int:
-    """Return the number of elements in memory from one row to the next."""
-    return max((n * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True)), default=1)
+def _shown(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Layout, Any]:
+    """Call `func` on the whole batch; return its layout, and this rank's rows of the result."""
+    given, named = tree_map(
+        lambda x: x.full() if type(x) is ShardedTensor else x, (args, kwargs), is_leaf=is_shape
+    )
+    out, drawn = call.on_whole(func, given, named)
+    several = isinstance(out, (tuple, list))
+    outs = list(out) if several else [out]
+    places = call.out if isinstance(call.out, list) else [call.out] * len(outs)
+    strides = [x.stride() if isinstance(x, Tensor) else None for x in outs]
+    made = [
+        x
+        if place is None or not isinstance(x, Tensor)
+        else ShardedTensor(rows_of(x, place[1], place[0]), place[1], place[0])
+        for x, place in zip(outs, places, strict=True)
+    ]
+    return Layout(strides, drawn), type(out)(made) if several else made[0]

@@ -16,7 +16,8 @@ from torch.nn import Buffer, Parameter
 from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import FunctionalTensor
-from autoddp.view.layouts import shares_memory, with_outermost_stride, with_row_stride
+from autoddp.view.aliases import shares_memory
+from autoddp.view.layouts import run_single
 from autoddp.view.redistribute import shard, with_mean_gradient
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.sharded_tensor import ShardedTensor, wrap
@@ -128,13 +129,17 @@ class LocalCall:
         aliases: Whether results are views of the first argument, a sharded tensor, or may be it;
             MAYBE if the result may also be a copy, DETACHED if it has no graph.
         in_place: Whether the function writes into its first argument and returns it.
-        keeps_layout: Whether a result of the first sharded argument's shape has its strides.
+        keeps_layout: Whether the result has the strides of arguments that all have the same.
+        reorders: Whether the rows of the result may be inside of others in memory, though those of
+            the arguments are outermost.
     """
 
     __slots__ = (
         *("aliases", "constants", "converted", "in_place", "keeps_layout", "names"),
-        *("out", "replicated", "shards", "sizes", "specs"),
+        *("out", "reorders", "replicated", "shards", "single", "sizes", "specs"),
     )
+    draws = False  # whether it draws random numbers
+    schema_of = staticmethod(schema_of)
 
     def __init__(
         self,
@@ -144,9 +149,11 @@ class LocalCall:
         aliases: Any = False,
         in_place: bool = False,
         keeps_layout: bool = False,
+        reorders: bool = False,
     ) -> None:
+        in_place = in_place or bool(kwargs.get("inplace"))
         self.out, self.aliases, self.in_place = out, aliases, in_place
-        self.keeps_layout = keeps_layout
+        self.keeps_layout, self.reorders = keeps_layout, reorders
         self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
         self.replicated = [i for i, x in enumerate(args) if type(x) in REPLICATED]
         self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
@@ -159,9 +166,18 @@ class LocalCall:
         leaves = [args[self.shards[0]]] if self.shards else tree_leaves((args, kwargs))
         self.sizes: ShardSizes = next(x for x in leaves if type(x) is ShardedTensor).sizes
         self.specs: Any = None
+        # whether the layout of the whole does not follow from that of this rank's rows
+        places = [p for p in (out if isinstance(out, list) else [out]) if p is not None]
+        few = any(sizes.smallest < 2 for sizes in (self.sizes, *(sizes for _, sizes in places)))
+        self.single = (
+            bool(places and not in_place and (few or (aliases and self.sizes.blocks > 1)))
+            and not self.sizes.view.tracing
+        )
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call `func` on local shards, and wrap its results."""
+        if self.single:
+            return run_single(self, func, args, kwargs)
         given = list(args)
         for i in self.shards:
             x = given[i]
@@ -174,22 +190,37 @@ class LocalCall:
             if not self.aliases or self.in_place:  # relu(x, inplace=True) writes, not contiguous()
                 me.wrote()
             return None if out is None else me
+        return self.wrapped(out, me, func, args, kwargs)
+
+    def local_arguments(self, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+        """Return the arguments of the local call."""
+        given = list(args)
+        for i in self.shards:
+            given[i] = given[i].local
+        return given, self._convert(given, kwargs)
+
+    def compute(self, func: Any, given: Any, kwargs: Any, drawn: Any) -> Any:
+        """Return the local results; `drawn` are the strides of the wholes that are drawn for."""
+        return func(*given, **kwargs)
+
+    def on_whole(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+        """Return the results of the whole batch, and the strides of what was drawn for."""
+        return func(*args, **kwargs), []
+
+    def wrapped(self, out: Any, me: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Wrap local results."""
         if type(out) not in REPLICATED or self.out is None:
             return self._several(out, me, func, args, kwargs)
-        spec = self.specs or self._spec(out)
+        spec = self.specs or self.specs_of(out)
         if self.aliases:
             step = func, args[1:], kwargs, None, torch.is_grad_enabled()
             return self._view(out, spec, me, step)
-        if spec.sizes.local == 1 and me is not None:
-            out = with_row_stride(out, spec.dim, me._local if self.keeps_layout else out)
         return wrap(out, spec)
 
     def _view(self, out: Tensor, spec: Spec, me: ShardedTensor, step: Any) -> ShardedTensor:
         """Wrap a result that is, or may be, a view of the first argument."""
         if self.aliases is MAYBE and not out._is_view() and not shares_memory(out, me._local):
             return wrap(out, spec)
-        if spec.dim == me.spec.dim == 0 and spec.sizes.local == 1 < spec.sizes.total:
-            out = with_outermost_stride(me._local, out)
         if self.aliases is DETACHED:
             return me.detached_by(step, out, spec)
         made = wrap(out, spec)
@@ -216,7 +247,7 @@ class LocalCall:
         if self.out is None or not isinstance(out, (tuple, list)):
             return out
         grad, made = torch.is_grad_enabled(), []
-        for item, (o, s) in enumerate(zip(out, self.specs or self._spec(out), strict=True)):
+        for item, (o, s) in enumerate(zip(out, self.specs or self.specs_of(out), strict=True)):
             if s is None or not isinstance(o, Tensor):
                 made.append(o)
             elif self.aliases:
@@ -225,7 +256,7 @@ class LocalCall:
                 made.append(wrap(o, s))
         return type(out)(made)
 
-    def _spec(self, out: Any) -> Any:
+    def specs_of(self, out: Any) -> Any:
         """Compute the specs of results, once for all calls of this schema."""
         if isinstance(out, Tensor):
             assert isinstance(self.out, tuple)

@@ -91,7 +91,7 @@ class Scatter(Boundary):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
         ctx.sizes, ctx.dim = sizes, dim
-        return sizes.shard(whole, dim).clone()
+        return sizes.copy(whole, dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -212,3 +212,10 @@ def shard(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         return Scatter.apply(x, sizes, dim)
     return sizes.shard(x, dim)
+
+
+def rows_of(x: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
+    """Return this rank's rows along `dim` of a replicated tensor, in memory of their own."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return Scatter.apply(x, sizes, dim)
+    return sizes.copy(x, dim)

@@ -78,6 +78,17 @@ class ShardSizes:
         split = whole.unflatten(dim, (self.blocks, self.total // self.blocks))
         return split.narrow(dim + 1, self.offset, self.local // self.blocks).flatten(dim, dim + 1)
 
+    def copy(self, whole: Tensor, dim: int) -> Tensor:
+        """Return a copy of this rank's rows, in the layout that a copy of the whole has."""
+        rows = self.shard(whole, dim)
+        if self.local != 1:
+            return rows.clone()
+        dense = torch.empty_like(whole, device="meta").stride()
+        copy = torch.empty_strided(
+            rows.shape, local_strides(dense, dim, self), dtype=rows.dtype, device=rows.device
+        )
+        return copy.copy_(rows)
+
     def spec(self, local_shape: tuple[int, ...], dim: int) -> Spec:
         """Return the `Spec` of a tensor with this local shape; equal arguments give one object."""
         key = (dim, *local_shape)
@@ -133,6 +144,18 @@ def whole_strides(
     block, whole_block = rows * row, sizes.total * row
     return tuple(
         row if k == dim else s if not block else s // block * whole_block + s % block
+        for k, s in enumerate(strides)
+    )
+
+
+def local_strides(strides: tuple[int, ...], dim: int, sizes: ShardSizes) -> tuple[int, ...]:
+    """Return the strides of a dense shard along `dim`, for those of the whole tensor."""
+    row = strides[dim]
+    if not row:
+        return strides
+    block, whole_block = max(sizes.local, 1) * row, sizes.total * row
+    return tuple(
+        row if k == dim else s // whole_block * block + s % whole_block
         for k, s in enumerate(strides)
     )
 

@@ -28,6 +28,7 @@ class View:
     Attributes:
         batch_statistics: Whether BatchNorm takes its statistics over all ranks.
         decisions: The cached decisions of rules, by the schema of a call.
+        layouts: The layouts of results with a single row on some rank, by schema and strides.
         recent_modules: The modules called last; freed ones stay, so that ranks agree.
         tracing: Whether a compiler traces a graph of sharded tensors.
         streams: The states of this rank's own random streams, by device.
@@ -49,6 +50,7 @@ class View:
         self.work = Work(group)
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.layouts: dict[tuple[Any, ...], Any] = {}
         self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MAX_RECENT)
         self.tracing = self.sharded_parameters = False
         self.streams: dict[torch.device, Tensor] = {}

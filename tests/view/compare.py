@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from autoddp.view import ShardedTensor, ShardSizes, View, full
-from autoddp.view.redistribute import shard
+from autoddp.view.redistribute import rows_of
 
 
 class Counting(View):
@@ -25,8 +25,7 @@ class Counting(View):
 
 def by_rows(x: Tensor, cuts: ShardSizes, at: int = 0) -> ShardedTensor:
     """Shard `x`, which every rank holds; the gradient reaches `x`."""
-    mine = shard(x * 1 if x.requires_grad else x, cuts, at)
-    return ShardedTensor(mine if x.requires_grad else mine.clone(), cuts, at)
+    return ShardedTensor(rows_of(x * 1 if x.requires_grad else x, cuts, at), cuts, at)
 
 
 def copy(x: Any) -> Any:

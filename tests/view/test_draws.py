@@ -146,6 +146,48 @@ def test_one_row_has_the_memory_order_of_several(nproc):
     assert run_ranks(_of_one_row, nproc) == [[]] * nproc
 
 
+SINGLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "swapped": lambda x: x.transpose(0, 1),
+    "expanded": lambda x: x.unsqueeze(0).expand(2, *x.shape),
+    "a column expanded": lambda x: x[:, :1].expand(*x.shape),
+    "sine of an expanded column": lambda x: x[:, :1].expand(*x.shape).sin(),
+    "like an expanded column": lambda x: torch.empty_like(x[:, :1].expand(*x.shape)).fill_(1),
+    "recurrent": lambda x: recurrent(x)[0],
+    "recurrent, time first": lambda x: recurrent(x.transpose(0, 1).contiguous(), False)[0],
+    "product": lambda x: torch.einsum("btc,dc->tdb", x, torch.ones(3, 2)),
+    "stacked": lambda x: torch.stack([x, x + 1]).sort(-1).values,
+    "logical": lambda x: torch.logical_and(x.transpose(0, 1), torch.ones(())).double(),
+}
+
+
+def recurrent(x: Tensor, batch_first: bool = True) -> Any:
+    torch.manual_seed(6)
+    return nn.GRU(2, 3, batch_first=batch_first)(x)
+
+
+def _of_single_rows(group: Any) -> list[str]:
+    view, said = Counting(group), []
+    for sizes in ((1,) * group.size, (2, *(1,) * (group.size - 1))):
+        for name, laid in SINGLE.items():
+            for draw in ("normal", "dropout", "filled", "exponential"):
+                for _ in range(2):  # the first call may show the layout
+                    drawn = []
+                    x = torch.rand(sum(sizes), 4, 2)
+                    for batch in (x, by_rows(x, view.shard_sizes(sizes))):
+                        made = laid(batch)
+                        torch.manual_seed(5)
+                        drawn.append((DRAWN[draw](made), made.stride(), torch.rand(2)))
+                    if found := difference(*drawn, rtol=1e-6):
+                        said.append(f"{draw} for {name}, {sizes}: {found}")
+    return said + [f"{name} gathered" for name in view.names]
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_single_rows_have_the_layout_that_they_have_in_the_whole(nproc):
+    assert run_ranks(_of_single_rows, nproc) == [[]] * nproc
+
+
 def _own(group: Any) -> Any:
     view = Counting(group)
     view.draws = "own"

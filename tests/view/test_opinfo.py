@@ -38,19 +38,25 @@ EXEMPT = dict.fromkeys(UNWRITTEN, "returns memory that nobody has written") | {
     "as_strided_": "refused: rows cannot be given other memory",
     "cov": "its gradient by the weights cancels to noise",
 }
+# a kernel that takes the last dimension for the innermost
+CONTIGUOUS = ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",)
 DATABASE = "torch.testing._internal.common_methods_invocations"  # takes seconds to import
 FLOOR = 0.36  # of the calls in float64 that stay by rows
 
 
 @dataclass(frozen=True)
 class Pass:
-    """How operators are called: dtype, samples of each, shard dimension, every n-th operator."""
+    """How operators are called: dtype, samples of each, shard dimension, every n-th operator.
+
+    With `turned`, the first dimension of the batch is the innermost in memory.
+    """
 
     dtype: torch.dtype = torch.float64
     count: int = 1
     at: int = 0
     inplace: bool = False
     every: int = 1
+    turned: bool = False
 
 
 @dataclass
@@ -111,6 +117,10 @@ def _compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) 
     whole, args, kwargs = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     leaf, mine, named = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     cuts = view.shard_sizes(uneven(whole.shape[how.at], view.group.size))
+    if how.turned:
+        whole, leaf = (
+            x.T.contiguous().T.detach().requires_grad_(x.requires_grad) for x in (whole, leaf)
+        )
     base = whole * 1 if whole.requires_grad else whole.clone()
     want = outcome(function, (base, *args), kwargs)
 
@@ -126,7 +136,7 @@ def _compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) 
         return None if same else f"raises {got!r:.120} instead of {want!r:.120}"
     # whole numbers make float32
     rtol = 1e-9 if how.dtype in (torch.float64, torch.complex128) else 1e-4
-    said = difference((want, base), (got, rows), rtol)
+    said = difference((want, base), (got, rows), rtol) or _layouts(want, got)
     if said or not whole.requires_grad:
         return said
     trees = (whole, args, kwargs), (leaf, mine, named)
@@ -134,6 +144,18 @@ def _compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) 
         [x for x in tree_flatten(t)[0] if type(x) is Tensor and x.requires_grad] for t in trees
     ]
     return gradient_difference(view.group, want, got, *leaves, rtol=10 * rtol)
+
+
+def _layouts(want: Any, got: Any) -> str | None:
+    """The first sharded result that has other strides than the result on the whole."""
+    for a, b in zip(tree_flatten(want)[0], tree_flatten(got)[0], strict=True):
+        if type(b) is ShardedTensor and a.numel():
+            strides = [
+                [s for s, n in zip(x.stride(), a.shape, strict=True) if n > 1] for x in (a, b)
+            ]
+            if strides[0] != strides[1]:
+                return f"strides {b.stride()} instead of {a.stride()} of {tuple(a.shape)}"
+    return None
 
 
 def survey(group: Any, passes: list[Pass]) -> list[Found]:
@@ -148,7 +170,8 @@ def survey(group: Any, passes: list[Pass]) -> list[Found]:
         for op in op_db[:: how.every]:
             function = op.inplace_variant if how.inplace else op.op
             name = f"{op.name}_" if how.inplace else op.name
-            if how.dtype not in op.dtypes or function is None or name in EXEMPT:
+            exempt = name in EXEMPT or (how.turned and name in CONTIGUOUS)
+            if how.dtype not in op.dtypes or function is None or exempt:
                 continue
             for index, sample in enumerate(samples(op, how, group.size)):
                 said = compare(view, function, sample, how, both=bool(index % 2))
@@ -183,8 +206,9 @@ def test_operators_of_other_dtypes():
 
 
 def test_operators_on_three_ranks():
-    (found,) = agreed(3, [Pass(every=5)])
-    print(f"\nevery fifth, 3 ranks: {found}", end="")
+    found = agreed(3, [Pass(every=5), Pass(every=3, turned=True)])
+    for how, one in zip(("every fifth", "every third, turned"), found, strict=True):
+        print(f"\n{how}, 3 ranks: {one}", end="")
 
 
 def _cumulative(func: Any, args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autoddp.view.draws import FILL, LIKE, DrawingCall
 from autoddp.view.local_call import MAYBE, Const, LocalCall
-from autoddp.view.redistribute import shard
+from autoddp.view.redistribute import rows_of
 from autoddp.view.rules.operands import any_sharded, arguments
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule, uncached_rule
@@ -64,6 +64,8 @@ def dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # the mask is not sharded
     if CHANNELS.get(name) not in (None, me.dim()):
         return NotImplemented  # an input without a batch dimension
+    if writes and me.sizes.smallest < 2:  # the layout of the mask does not follow from the rows
+        return me.copy_(func(*args, **{**kwargs, "inplace": False}))
     return DrawingCall(
         args, kwargs, me.placement, in_place=writes, keeps_layout=True, drawn=me.placement
     )
@@ -92,5 +94,5 @@ def sample(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "multinomial" and (me.dim() < 2 or me.shard_dim):
         return NotImplemented  # a distribution along the batch
     me.spec.view.gathered(func.__name__, me.numel() * me.dtype.itemsize)
-    local = shard(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
-    return ShardedTensor(local if local.requires_grad else local.clone(), me.sizes, me.shard_dim)
+    drawn = func(me.full(), *args[1:], **kwargs)
+    return ShardedTensor(rows_of(drawn, me.sizes, me.shard_dim), me.sizes, me.shard_dim)

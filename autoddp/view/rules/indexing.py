@@ -29,7 +29,7 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return GATHER_ONCE if tensors else NotImplemented
     items, dim, _ = local_index
     if tensors:
-        return ShardedTensor(me.local[items], me.sizes, dim)
+        return LocalCall((me, Const(items)), {}, (dim, me.sizes)).run(func, args, kwargs)
     return LocalCall((me, Const(items)), {}, (dim, me.sizes), aliases=True)
 
 

@@ -99,7 +99,8 @@ def einsum(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if any(x is MISALIGNED for x in local) or result.count(letter) != 1:
         return NotImplemented
     new = (type(args[1])(local),) if listed else tuple(local)
-    return LocalCall((args[0], *new), kwargs, (result.index(letter), me.sizes))
+    placement = result.index(letter), me.sizes
+    return LocalCall((args[0], *new), kwargs, placement, reorders=True)
 
 
 def _subscripts(equation: str, operands: list[Any]) -> tuple[list[str], str] | None:

@@ -112,11 +112,11 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     new_args = (me, local[0] if isinstance(hx, Tensor) else type(hx)(local), *args[2:])
     out = [me.placement, *[(1, me.sizes)] * len(states)]
     if not (dropout and train and layers > 1):
-        return LocalCall(new_args, kwargs, out)
+        return LocalCall(new_args, kwargs, out, reorders=True)
     if me.device.type != "cpu":
         return NotImplemented
     # between layers the first dimension is time
-    return DrawingCall(new_args, kwargs, out, drawn=(1, me.sizes))
+    return DrawingCall(new_args, kwargs, out, reorders=True, drawn=(1, me.sizes))
 
 
 @rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)

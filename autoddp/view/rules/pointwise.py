@@ -13,6 +13,8 @@ from autoddp.view.rules.partial import linear
 from autoddp.view.sharded_tensor import Partial, is_sharded, leaves_in
 from autoddp.view.table import in_place, pointwise_rule, rule
 
+SUMS = {"mvlgamma", "mvlgamma_", "multigammaln"}  # sums of terms, with a layout of their own
+
 
 @pointwise_rule
 def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -34,8 +36,9 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if any(x is MISALIGNED for x in tree_leaves(local)):
         return NotImplemented
     local_args, local_kwargs = local
+    keeps = func.__name__ not in SUMS
     place = (dim, lead.sizes)
-    return LocalCall(local_args, local_kwargs, place, in_place=writes, keeps_layout=True)
+    return LocalCall(local_args, local_kwargs, place, in_place=writes, keeps_layout=keeps)
 
 
 @rule("where")
