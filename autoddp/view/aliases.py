@@ -76,7 +76,7 @@ class Base:
     seen = (-1, -1)  # versions of rows and whole when they were equal
     # of the base without a source, which stands for all in this memory
     exported = raw = False
-    detached: tuple[weakref.ref[Base], ...] = ()
+    detached: weakref.WeakValueDictionary[int, Base] | None = None  # by `id`, in order
 
     def __init__(
         self,
@@ -124,7 +124,10 @@ class Base:
         assert known is not None
         self.keep(known)
         if self.source is not None:
-            self.root.detached += (weakref.ref(self),)
+            root = self.root
+            if root.detached is None:
+                root.detached = weakref.WeakValueDictionary()
+            root.detached[id(self)] = self
         return known
 
     def keep(self, whole: Tensor) -> None:
@@ -149,7 +152,7 @@ class Base:
 
     def _all(self) -> list[Base]:
         """Return the bases in this memory that have a whole, with this one as their root."""
-        found = [self, *(base for reference in self.detached if (base := reference()))]
+        found = [self, *(self.detached or {}).values()]
         return [base for base in found if base.whole is not None]
 
     def sync(self, untracked: bool = False) -> None:
@@ -202,7 +205,7 @@ class Base:
             for base in root._all():
                 forget(base.whole)
                 base.whole = None
-            root.detached = ()
+            root.detached = None
             return
         whole = self._gather(None) if self.whole is None else self.whole
         rows = self.rows

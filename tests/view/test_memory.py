@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support.threads import run_threads
 from tests.support.training import Scripts, assert_as_alone
+from tests.view.compare import Counting, by_rows
 
 pytestmark = pytest.mark.slow
 
@@ -191,6 +193,23 @@ def test_memory_equals_that_of_one_process(nproc):
     ranks = CASES.run(nproc)
     for name, (alone,) in ALONE[0].items():
         assert_as_alone(alone, ranks[name])
+
+
+def _detached_often(group: Any) -> list[int]:
+    batch, counts = by_rows(torch.ones(4, 3), Counting(group).even_sizes(4)), []
+    kept = batch.detach()
+    for _ in range(3):
+        for _ in range(5):
+            kept.view(-1)[0] = 2.0  # exports the whole, and leaves a dead base behind
+            batch.detach().view(-1)[1:5].mul_(2)
+            batch.data.numpy()
+            batch.add_(1)
+        counts.append(len(batch.based.detached or ()))
+    return counts
+
+
+def test_a_batch_that_is_detached_often_keeps_nothing_of_it():
+    assert run_threads(_detached_often, 2) == [[1, 1, 1]] * 2
 
 
 def test_replaced_memory_raises_and_scripted_functions_get_the_whole():
