@@ -102,7 +102,17 @@ def mask(x: Tensor, p: Pick) -> Any:
     x[x.detach() > 0.3] = 0.1
 
 
+def turn(x: Tensor, change: Callable[[], Any]) -> Any:
+    """Change the shape in place, unless the graph would stay that of the former shape."""
+    return change() if torch.is_grad_enabled() or not x.requires_grad else None
+
+
 WRITES: dict[str, Callable[[Tensor, Pick], Any]] = {
+    "transpose_": lambda x, p: turn(x, lambda: x.transpose_(0, p.randint(0, 1))),
+    "swapaxes_": lambda x, p: turn(x, lambda: x.swapaxes_(0, -1)),
+    "t_": lambda x, p: turn(x, x.t_),
+    "squeeze_": lambda x, p: turn(x, x.squeeze_),
+    "unsqueeze_": lambda x, p: turn(x, lambda: x.unsqueeze_(p.randint(0, 2))),
     "mul_": lambda x, p: x.mul_(1.5),
     "+=": lambda x, p: x.add_(0.25),
     "tanh_": lambda x, p: x.tanh_(),
@@ -224,7 +234,7 @@ class Program:
         return []
 
     def _read(self, x: Tensor, p: Pick) -> None:
-        self.said += [x.sum().item(), x.requires_grad, tuple(x.shape), x.is_leaf]
+        self.said += [x.double().sum().item(), x.requires_grad, tuple(x.shape), x.is_leaf]
         listed = p.choice([x.tolist, x[0].tolist, lambda: float(x.max())])()
         self.said.append(torch.tensor(listed, dtype=torch.float64))
 

@@ -267,3 +267,15 @@ def _refused(group: Any, name: str) -> str:
     arguments = {"resize_": (2, 3), "resize_as_": (torch.zeros(2),), "as_strided_": ((2,), (1,))}
     error = outcome(getattr(Tensor, name), (rows, *arguments[name]), {})
     return f"{type(error).__name__}: {error}"
+
+
+def _turned_without_gradients(group: Any) -> str:
+    batch = by_rows(torch.zeros(4, 3), Counting(group).even_sizes(4)).requires_grad_() * 2
+    with torch.no_grad():
+        error = outcome(Tensor.t_, (batch,), {})
+    return f"{type(error).__name__}: {error}"
+
+
+def test_a_graph_of_the_former_shape_is_refused():
+    (said,) = set(run_ranks(_turned_without_gradients, 2))
+    assert said.startswith("BadInput: t_ gives a batch of shape (4, 3) another shape in place")

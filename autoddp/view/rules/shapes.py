@@ -16,7 +16,7 @@ from autoddp.view.rules.joining import split_blocks
 from autoddp.view.rules.operands import dims_of, view_of, view_or_copy
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import attribute_rule, refusal, rule, uncached_rule
+from autoddp.view.table import attribute_rule, refusal, rule, rule_for, uncached_rule
 
 
 def _listed(rest: Any) -> list[Any]:
@@ -196,7 +196,17 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if name == "t_" and me.dim() < 2:
         return me
-    out = getattr(Tensor, name[:-1])(*args, **kwargs)
+    if me.local.requires_grad and not torch.is_grad_enabled():
+        raise BadInput(refusal(me.shape, name))  # torch keeps the graph of the former shape
+    if me.local.requires_grad and me.local.is_leaf:
+        func(me.local, *args[1:], **kwargs)  # torch raises its own error
+    view = getattr(Tensor, name[:-1])
+    known: Any = rule_for(view)
+    out = known.decide(view, args, kwargs)  # even if a rank has no rows
+    if isinstance(out, LocalCall):
+        out = out.run(view, args, kwargs)
+    elif out is NotImplemented:
+        out = view(*args, **kwargs)  # it gathers, or torch raises its own error
     if not is_sharded(out):
         raise BadInput(refusal(me.shape, name))
     with torch.no_grad(), plain_tensors(), no_dispatch():
