@@ -20,7 +20,7 @@ from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import is_shape
 from autoddp.view.redistribute import rows_of
 from autoddp.view.shard_sizes import Spec, local_strides, whole_strides
-from autoddp.view.sharded_tensor import ShardedTensor, leaves_in
+from autoddp.view.sharded_tensor import ShardedTensor, leaves_in, wrap
 
 if TYPE_CHECKING:
     from autoddp.view.local_call import LocalCall
@@ -114,7 +114,11 @@ def run_single(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) ->
         x if spec is None else laid_out(x, spec, known, not call.aliases)
         for x, spec, known in zip(outs, specs if several else [specs], strides, strict=True)
     ]
-    return call.wrapped(type(out)(laid) if several else laid[0], me, func, args, kwargs)
+    if several:
+        return call.several(type(out)(laid), me, func, args, kwargs)
+    return (
+        call.view(laid[0], specs, me, func, args, kwargs) if call.aliases else wrap(laid[0], specs)
+    )
 
 
 def _key(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -182,7 +182,9 @@ class LocalCall:
         for i in self.shards:
             x = given[i]
             given[i] = x._local if x.base is None else x.local
-        if self.replicated or self.constants or self.converted or self.names:
+        for i, value in self.constants:
+            given[i] = value
+        if self.replicated or self.converted or self.names:
             kwargs = self._convert(given, kwargs)
         out = func(*given, **kwargs) if kwargs else func(*given)
         me: Any = args[self.shards[0]] if self.shards else None
@@ -190,13 +192,18 @@ class LocalCall:
             if not self.aliases or self.in_place:  # relu(x, inplace=True) writes, not contiguous()
                 me.wrote()
             return None if out is None else me
-        return self.wrapped(out, me, func, args, kwargs)
+        if type(out) not in REPLICATED or self.out is None:
+            return self.several(out, me, func, args, kwargs)
+        spec = self.specs or self.specs_of(out)
+        return self.view(out, spec, me, func, args, kwargs) if self.aliases else wrap(out, spec)
 
     def local_arguments(self, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
         """Return the arguments of the local call."""
         given = list(args)
         for i in self.shards:
             given[i] = given[i].local
+        for i, value in self.constants:
+            given[i] = value
         return given, self._convert(given, kwargs)
 
     def compute(self, func: Any, given: Any, kwargs: Any, drawn: Any) -> Any:
@@ -207,20 +214,13 @@ class LocalCall:
         """Return the results of the whole batch, and the strides of what was drawn for."""
         return func(*args, **kwargs), []
 
-    def wrapped(self, out: Any, me: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        """Wrap local results."""
-        if type(out) not in REPLICATED or self.out is None:
-            return self._several(out, me, func, args, kwargs)
-        spec = self.specs or self.specs_of(out)
-        if self.aliases:
-            step = func, args[1:], kwargs, None, torch.is_grad_enabled()
-            return self._view(out, spec, me, step)
-        return wrap(out, spec)
-
-    def _view(self, out: Tensor, spec: Spec, me: ShardedTensor, step: Any) -> ShardedTensor:
+    def view(
+        self, out: Tensor, spec: Spec, me: ShardedTensor, func: Any, args: Any, kwargs: Any
+    ) -> ShardedTensor:
         """Wrap a result that is, or may be, a view of the first argument."""
         if self.aliases is MAYBE and not out._is_view() and not shares_memory(out, me._local):
             return wrap(out, spec)
+        step = func, args[1:], kwargs, None, torch.is_grad_enabled()
         if self.aliases is DETACHED:
             return me.detached_by(step, out, spec)
         made = wrap(out, spec)
@@ -228,33 +228,34 @@ class LocalCall:
         return made
 
     def _convert(self, given: list[Any], kwargs: Any) -> Any:
-        """Convert all arguments but shards, in `given`; return the keyword arguments."""
+        """Convert arguments but shards and constants, in `given`; return the keyword arguments."""
         sizes = self.sizes
         for i in self.replicated:
             x = given[i]
             if not x.is_leaf:  # without a gradient `x` is a leaf
                 given[i] = with_mean_gradient(x, sizes.view.group)
-        for i, value in self.constants:
-            given[i] = value
         for i, step in self.converted:
             given[i] = step(given[i], sizes)
         if not self.names:
             return kwargs
         return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
 
-    def _several(self, out: Any, me: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def several(self, out: Any, me: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Wrap several results; one without a placement is returned as it is."""
         if self.out is None or not isinstance(out, (tuple, list)):
             return out
-        grad, made = torch.is_grad_enabled(), []
+        views = bool(self.aliases)
+        base, path, rest = (me.based, me.path, args[1:]) if views else (None, (), ())
+        grad, all_made = torch.is_grad_enabled(), []
         for item, (o, s) in enumerate(zip(out, self.specs or self.specs_of(out), strict=True)):
             if s is None or not isinstance(o, Tensor):
-                made.append(o)
-            elif self.aliases:
-                made.append(me.view_by((func, args[1:], kwargs, item, grad), o, s))
-            else:
-                made.append(wrap(o, s))
-        return type(out)(made)
+                all_made.append(o)
+                continue
+            made = wrap(o, s)
+            if views:
+                made.base, made.path = base, (*path, (func, rest, kwargs, item, grad))
+            all_made.append(made)
+        return type(out)(all_made)
 
     def specs_of(self, out: Any) -> Any:
         """Compute the specs of results, once for all calls of this schema."""

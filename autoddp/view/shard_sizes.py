@@ -140,7 +140,8 @@ def whole_strides(
     rows, row = max(shape[dim], 1), strides[dim]
     if rows == 1:  # as wide as what lies inside of it: dimensions of smaller strides
         inside = [k for k, s in enumerate(strides) if s < row and shape[k] > 1]
-        row = max([row, *(strides[k] * shape[k] for k in inside)])
+        if any(strides[k] * (shape[k] - 1) >= row for k in inside):
+            row = max(strides[k] * shape[k] for k in inside)
     block, whole_block = rows * row, sizes.total * row
     return tuple(
         row if k == dim else s if not block else s // block * whole_block + s % block
