@@ -80,6 +80,7 @@ class Gradients(Feature):
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
         if not call.named or self._plain(call.named["tensors"]):
             return call.plain()
+        self.view.pull()
         given = named(call)
         tops, given["grad_tensors"] = roots(given.pop("tensors"), given.get("grad_tensors"))
         if "inputs" in given:
@@ -104,6 +105,7 @@ class Gradients(Feature):
         held = any(isinstance(x, SPLIT) for x in tree_leaves((given["outputs"], given["inputs"])))
         if (self.backwards.depth or self.asked) and not held:
             return call.plain()
+        self.view.pull()
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         # torch calls this function again under a mode, such as a default device
         before, self.asked = self.asked, True

@@ -148,7 +148,9 @@ class Base:
         raw = whole.device.type == "cpu" or name in RAW or self.own_version
         if raw and whole.device.type != "cpu":
             self.spec.view.report.say_once("raw memory", users_line(), COMPARED)
-        root.raw |= raw
+        if raw:
+            root.raw = True
+            self.spec.view.held.add(root)
 
     def _all(self) -> list[Base]:
         """Return the bases in this memory that have a whole, with this one as their root."""
@@ -210,11 +212,12 @@ class Base:
         whole = self._gather(None) if self.whole is None else self.whole
         rows = self.rows
         with same_mode(whole):
-            if rows.requires_grad and torch.is_grad_enabled():
-                whole.copy_(Gather.apply(rows, self.spec.sizes, self.spec.dim))
-            else:
-                with torch.no_grad():
-                    whole.copy_(all_gather_rows(rows.detach(), self.spec.sizes, self.spec.dim))
+            graph = rows.requires_grad and torch.is_grad_enabled()
+            with torch.set_grad_enabled(graph):
+                gather = Gather.apply if graph else all_gather_rows
+                given = rows if graph else rows.detach()
+                kept, new = once(whole, gather(given, self.spec.sizes, self.spec.dim))
+                kept.copy_(new)
         self.node = whole.grad_fn
         for base in root._all():
             base.seen = (version(base.rows), version(base.whole))

@@ -33,6 +33,7 @@ class View:
         tracing: Whether a compiler traces a graph of sharded tensors.
         streams: The states of this rank's own random streams, by device.
         sharded_parameters: Whether parameters of this job are sharded.
+        held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
     """
 
@@ -54,6 +55,7 @@ class View:
         self.recent_modules: deque[weakref.ref[nn.Module]] = deque(maxlen=MAX_RECENT)
         self.tracing = self.sharded_parameters = False
         self.streams: dict[torch.device, Tensor] = {}
+        self.held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.again: Any = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
@@ -67,6 +69,11 @@ class View:
         if sizes is None:
             sizes = self._sizes[per_rank, blocks] = ShardSizes(self, per_rank, blocks)
         return sizes
+
+    def pull(self) -> None:
+        """Copy what the script has written into gathered memory: a backward reads saved rows."""
+        for base in [*self.held]:
+            base.sync()
 
     def in_function(self) -> bool:
         """Return whether autograd's engine runs the backward of an `autograd.Function`."""

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.threads import run_threads
 from tests.support.training import Scripts, assert_as_alone
-from tests.view.compare import Counting, by_rows
+from tests.view.compare import Counting, by_rows, difference
 
 pytestmark = pytest.mark.slow
 
@@ -210,6 +210,28 @@ def _detached_often(group: Any) -> list[int]:
 
 def test_a_batch_that_is_detached_often_keeps_nothing_of_it():
     assert run_threads(_detached_often, 2) == [[1, 1, 1]] * 2
+
+
+def _saved_and_written(cut: Callable[[Tensor], Tensor]) -> list[Any]:
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3).requires_grad_()
+    z = cut(x) * 2
+    y, spread = z.cos(), z.unsqueeze(0).expand(2, 4, 3).detach()
+    z.data.view(-1)[:5].fill_(0.25)  # torch does not see it, and the backward reads it
+    y.sum().backward()
+    first = spread.view(2, 4, 3)[0]
+    spread.sum().item()
+    spread.fill_(0.5)
+    return [x.grad, first.tolist(), z.tolist()]
+
+
+def _in_ranks(group: Any) -> str | None:
+    want = _saved_and_written(lambda x: x)
+    grad, *got = _saved_and_written(lambda x: by_rows(x, Counting(group).even_sizes(4)))
+    return difference(want, [group.all_reduce(grad.clone()) / group.size, *got])
+
+
+def test_what_is_written_into_memory_reaches_a_backward():
+    assert run_threads(_in_ranks, 2) == [None] * 2
 
 
 def test_replaced_memory_raises_and_scripted_functions_get_the_whole():

@@ -53,4 +53,5 @@ def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute `loss.backward()` without reducing the loss."""
     names = ("gradient", "retain_graph", "create_graph", "inputs")
     options = dict(zip(names, args[1:], strict=False)) | kwargs
+    args[0].owner.pull()
     torch.autograd.backward(args[0], options.pop("gradient", None), **options)
