@@ -34,6 +34,7 @@ BOUNDS = {int, type(None)}
 # tokens of a schema, for a value or for the start of a group of values
 TENSOR, CLOSE, SLICE, KEYWORDS = (object() for _ in range(4))
 MAYBE, DETACHED = "maybe", "detached"  # a result may be a view; it is one without a graph
+grad_enabled = torch.is_grad_enabled
 GATHER_ONCE = object()  # a rule's decision to gather in this call only
 
 
@@ -218,14 +219,13 @@ class LocalCall:
         self, out: Tensor, spec: Spec, me: ShardedTensor, func: Any, args: Any, kwargs: Any
     ) -> ShardedTensor:
         """Wrap a result that is, or may be, a view of the first argument."""
-        if self.aliases is MAYBE and not out._is_view() and not shares_memory(out, me._local):
-            return wrap(out, spec)
-        step = func, args[1:], kwargs, None, torch.is_grad_enabled()
-        if self.aliases is DETACHED:
-            return me.detached_by(step, out, spec)
-        made = wrap(out, spec)
-        made.base, made.path = me.base or me.based, (*me.path, step)
-        return made
+        step = func, args[1:], kwargs, None, grad_enabled()
+        if self.aliases is not True:
+            if self.aliases is DETACHED:
+                return me.detached_by(step, out, spec)
+            if not out._is_view() and not shares_memory(out, me._local):
+                return wrap(out, spec)
+        return wrap(out, spec, me.base or me.based, (*me.path, step))
 
     def _convert(self, given: list[Any], kwargs: Any) -> Any:
         """Convert arguments but shards and constants, in `given`; return the keyword arguments."""
@@ -246,16 +246,15 @@ class LocalCall:
             return out
         views = bool(self.aliases)
         base, path, rest = (me.based, me.path, args[1:]) if views else (None, (), ())
-        grad, all_made = torch.is_grad_enabled(), []
+        grad, made = grad_enabled(), []
         for item, (o, s) in enumerate(zip(out, self.specs or self.specs_of(out), strict=True)):
             if s is None or not isinstance(o, Tensor):
-                all_made.append(o)
-                continue
-            made = wrap(o, s)
-            if views:
-                made.base, made.path = base, (*path, (func, rest, kwargs, item, grad))
-            all_made.append(made)
-        return type(out)(all_made)
+                made.append(o)
+            elif views:
+                made.append(wrap(o, s, base, (*path, (func, rest, kwargs, item, grad))))
+            else:
+                made.append(wrap(o, s))
+        return type(out)(made)
 
     def specs_of(self, out: Any) -> Any:
         """Compute the specs of results, once for all calls of this schema."""

@@ -165,9 +165,7 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
 
     def view_by(self, step: Step, local: Tensor, spec: Spec) -> ShardedTensor:
         """Return the view of this tensor that `step` makes; `local` is this rank's shard of it."""
-        made = wrap(local, spec)
-        made.base, made.path = self.based, (*self.path, step)
-        return made
+        return wrap(local, spec, self.based, (*self.path, step))
 
     def detached_by(self, step: Step, local: Tensor, spec: Spec) -> ShardedTensor:
         """Return this tensor without its graph: a base of its own, in the same memory."""
@@ -181,8 +179,8 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
             self.base, self.path = Base(self._local, self.spec, (self.based, self.path)), ()
 
 
-def wrap(local: Tensor, spec: Spec) -> ShardedTensor:
-    """Return a sharded tensor of this local shard, placed as in `spec`."""
+def wrap(local: Tensor, spec: Spec, base: Base | None = None, path: Path = ()) -> ShardedTensor:
+    """Return a sharded tensor of this local shard, placed as in `spec`, new or a view of `base`."""
     strides, shape = None, local.shape
     if shape != spec.local_shape:  # a float decides it, as in `interpolate(x, scale_factor=2.0)`
         spec = spec.sizes.spec(tuple(shape), spec.dim)
@@ -194,7 +192,7 @@ def wrap(local: Tensor, spec: Spec) -> ShardedTensor:
         ShardedTensor, spec.shape, strides=strides, dtype=local.dtype, device=local.device
     )
     made._local, made.spec = local, spec
-    made.base, made.path, made._whole = None, (), None
+    made.base, made.path, made._whole = base, path, None
     return made
 
 
