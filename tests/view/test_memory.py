@@ -224,6 +224,25 @@ def _saved_and_written(cut: Callable[[Tensor], Tensor]) -> list[Any]:
     return [x.grad, first.tolist(), z.tolist()]
 
 
+def _copied(cut: Callable[[Tensor], Tensor]) -> list[Any]:
+    turned = cut(torch.arange(6.0).view(2, 3)).transpose(0, 1) + 1
+    copy = turned.contiguous()
+    turned.mul_(2)
+    return [copy.tolist(), turned.tolist()]
+
+
+def _copied_in_ranks(group: Any) -> list[str | None]:
+    said, view = [], Counting(group)
+    for sizes in ((1, 1), (2, 0)):
+        got = _copied(lambda x, s=sizes: by_rows(x, view.shard_sizes(s)))
+        said.append(difference(_copied(lambda x: x), got))
+    return said
+
+
+def test_a_contiguous_copy_of_a_single_row_has_memory_of_its_own():
+    assert run_threads(_copied_in_ranks, 2) == [[None, None]] * 2
+
+
 def _in_ranks(group: Any) -> str | None:
     want = _saved_and_written(lambda x: x)
     grad, *got = _saved_and_written(lambda x: by_rows(x, Counting(group).even_sizes(4)))

@@ -156,7 +156,7 @@ def view_or_copy(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) 
     if made is whole:
         return me
     out = call.run(func, args, kwargs)
-    if made._is_view() == bool(out.path):
+    if out is not me and made._is_view() == bool(out.path):
         return out
     if made._is_view():
         return GATHER_ONCE
