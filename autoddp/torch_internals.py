@@ -45,6 +45,9 @@ traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace
 transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
 
 
+each_norm, unscale = torch._foreach_norm, torch._amp_foreach_non_finite_check_and_unscale_
+typed_storage = torch.Tensor._typed_storage
+destination: Callable[..., Any] = torch._C._nn._parse_to  # of `module.to(...)`
 # give two tensors each other's implementation; objects and classes stay
 swap_implementation: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
 current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs; or None

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from autoddp.allocator import keep_memory
 from autoddp.options import Options
-from autoddp.process.allocator import keep_memory
 from autoddp.process.session import session
 from autoddp.report import Report
 from tests.support.ranks import run_ranks

@@ -47,6 +47,11 @@ WANTED = [
 ]
 
 
+# a thread uses the model, which refuses sharded parameters: see test_sharded_parameters
+SHARDED = [name for name in SCRIPTS if name not in BUILT | {"evaluation_in_a_thread"}]
+QUICKEST = {"batchnorm_cnn", "double_backward", "lbfgs", "resume_everything", "swa"}
+
+
 def command(name: str) -> list[str]:
     """The script and its arguments."""
     if name in BUILT and shutil.which("g++") is None:
@@ -91,10 +96,18 @@ def test_ranks_give_what_one_process_gives(name, nproc, warm, references, tmp_pa
     compared(name, nproc, warm, references, tmp_path, LOOSER.get(name, RTOL))
 
 
-def compared(name, nproc, warm, references, tmp_path, rtol):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SLOW] * (name not in QUICKEST)) for name in SHARDED]
+)
+def test_sharded_parameters_give_what_one_process_gives(name, warm, references, tmp_path):
+    rtol = LOOSER.get(name, RTOL)
+    compared(name, 2, warm, references, tmp_path, rtol, "--parameters", "sharded")
+
+
+def compared(name, nproc, warm, references, tmp_path, rtol, *more):
     """Compare a script on `nproc` ranks with `python`, up to `rtol`."""
     want = references(name)
-    options = ["--nproc", str(nproc), *OPTIONS.get(name, [])]
+    options = ["--nproc", str(nproc), *OPTIONS.get(name, []), *more]
     got = warm.run(
         "autoddp",
         "run",

@@ -14,13 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autoddp import allocator
 from autoddp.comm.group import Group
 from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World
+from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
-from autoddp.process import allocator, joining, launcher_signals, streams
+from autoddp.process import joining, launcher_signals, streams
 from autoddp.process.devices import Devices
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
@@ -33,6 +35,11 @@ GRACE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail,
 LAST = timedelta(minutes=1)  # in which the others leave a rank 0 that hosts the store
 KILLED = timedelta(seconds=10)  # the same after a failure, by which some may have been killed
 TICK = 0.02
+ALLOCATE = "can't allocate memory"  # in torch's error on CPUs
+FITS = (
+    "memory was too small; --parameters sharded divides parameters, gradients and the optimizer's "
+    "states among the ranks"
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ def run(job: Job) -> int:
         code = job.script.run(job.options.verbose, run.ended)
         if not code and os.getpid() == this:
             group.conclude()
+        elif code and out_of_memory(run):
+            report.say(FITS)
         code = finish(code)
         if os.getpid() != this:
             leave(code)  # a child that the script forked has ended; the rank goes on
@@ -74,6 +83,14 @@ def run(job: Job) -> int:
     launcher_signals.by_default()  # nothing of the script's is left that a signal could call
     end(group, code)
     return code
+
+
+def out_of_memory(run: Run) -> bool:
+    """Return whether the script ended for lack of memory that sharded parameters would save."""
+    error = getattr(sys, "last_value", None)
+    short = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or ALLOCATE in str(error)
+    several = run.world.world_size > 1 and run.options.view == "global"
+    return short and several and not run.view.sharded_parameters
 
 
 def by_itself(job: Job, world: World) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from autoddp.torch_internals import TensorBase, plain_tensors
+from autoddp.torch_internals import TensorBase, plain_tensors, typed_storage
 from autoddp.training.parameters.shard import (
     Held,
     become,
@@ -94,7 +94,7 @@ def set_grad(x: Any, value: Any) -> None:
         return
     if not isinstance(value, Tensor) or value.shape != mine.layout.shape:
         with torch.no_grad():
-            nn.Parameter(torch.empty(mine.layout.shape)).grad = value  # raises torch's error
+            nn.Parameter(mine.local.new_empty(mine.layout.shape)).grad = value  # torch's error
         return
     if is_shard(value) and held(value).layout == mine.layout:
         mine.local.grad, mine.grad = held(value).local, value
@@ -190,7 +190,7 @@ def register_post_accumulate_grad_hook(x: Any, hook: Any) -> Any:
     return held(x).local.register_post_accumulate_grad_hook(lambda _: hook(x))
 
 
-@answers(Tensor.untyped_storage, Tensor._typed_storage, Tensor.storage)
+@answers(Tensor.untyped_storage, typed_storage, Tensor.storage)
 def storage(x: Any) -> Any:
     """Return the shard's storage: what asks for it compares whether tensors share memory."""
     with plain_tensors():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autoddp.comm.group import MAX
-from autoddp.torch_internals import plain_tensors
+from autoddp.torch_internals import each_norm, plain_tensors, unscale
 from autoddp.training.parameters.graph import SumOfShards
 from autoddp.training.parameters.shard import Held, held, is_shard, state_of
 from autoddp.view.sharded_tensor import leaves_in
@@ -197,7 +197,7 @@ def _foreach_norm(items: Any, ord: Any = 2, dtype: Any = None) -> Any:
     if dtype is not None:
         return NOT_SHARDWISE
     plain = [x for x in items if not is_shard(x)]
-    norms = iter(torch._foreach_norm(plain, ord)) if plain else iter(())
+    norms = iter(each_norm(plain, ord)) if plain else iter(())
     kinds: dict[Any, list[Any]] = {}
     for x in items:
         if is_shard(x):
@@ -239,7 +239,7 @@ def _norms(items: list[Any], ord: Any) -> Any:
 def _unscale(items: Any, found_inf: Any, inverse: Any) -> Any:
     """Unscale gradients in place, and note whether any of any rank is not finite."""
     locals_ = [held(x).local if is_shard(x) else x for x in items]
-    torch._amp_foreach_non_finite_check_and_unscale_(locals_, found_inf, inverse)
+    unscale(locals_, found_inf, inverse)
     for x in items:
         if is_shard(x):
             held(x).memory.writes += 1
@@ -256,6 +256,6 @@ REDUCTIONS: dict[Any, Any] = {
     **dict.fromkeys((Tensor.all, torch.all), _all),
     **dict.fromkeys((Tensor.norm, torch.norm), _norm),
     torch.linalg.vector_norm: _vector_norm,
-    torch._foreach_norm: _foreach_norm,
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+    each_norm: _foreach_norm,
+    unscale: _unscale,
 }

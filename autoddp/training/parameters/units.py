@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakSet
@@ -10,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from autoddp.allocator import give_back_memory
 from autoddp.comm.context import Code
 from autoddp.torch_internals import storage_uses
 from autoddp.training.fingerprint import Fingerprint
@@ -129,7 +131,9 @@ class Sharding:
         for n, (p, layout) in enumerate(zip(parameters, layouts, strict=True)):
             members.append(self._one(p, layout, unit, n))
         unit.fill(members)
-        self.wholes.view.sharded_parameters = True
+        if not self.wholes.view.sharded_parameters:
+            self.wholes.view.sharded_parameters = True
+            give_back_memory(os.environ)
         self.elements += sum(offsets[-1:]) + parameters[-1].numel()
 
     def _one(self, p: nn.Parameter, layout: Any, unit: Unit, index: int) -> Held:
