@@ -152,14 +152,19 @@ def is_mutable(func: Any) -> bool:
     return isinstance(func, torch_internals.OpOverload) and torch_internals.is_mutable(func)
 
 
-NOT_IN_PLACE = {"__invert__", "__int__", "__index__"}  # named like `__iadd__`
+SHAPES = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_")
+MEMORY = ("resize_", "resize_as_", "as_strided_")
+# named like `__iadd__`, or functions that change how memory is seen, and write nothing there
+NOT_IN_PLACE = {"__invert__", "__int__", "__index__", *SHAPES, *MEMORY}
 
 
 def in_place(func: Any) -> bool:
     """Return whether a function, by its name, writes into its first argument."""
     name: str = getattr(func, "__name__", "")
+    if name in NOT_IN_PLACE:
+        return False
     if name.startswith("__i") and name.endswith("__"):
-        return name not in NOT_IN_PLACE
+        return True
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -221,7 +221,10 @@ def _saved_and_written(cut: Callable[[Tensor], Tensor]) -> list[Any]:
     first = spread.view(2, 4, 3)[0]
     spread.sum().item()
     spread.fill_(0.5)
-    return [x.grad, first.tolist(), z.tolist()]
+    flat = z.detach().flatten()
+    flat.data.view(-1)[:3].fill_(0.75)
+    flat.t_()  # changes nothing, and writes nothing
+    return [x.grad, first.tolist(), z.tolist(), flat.sort().values.tolist()]
 
 
 def _copied(cut: Callable[[Tensor], Tensor]) -> list[Any]:

@@ -16,7 +16,15 @@ from autoddp.view.rules.joining import split_blocks
 from autoddp.view.rules.operands import dims_of, view_of, view_or_copy
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import attribute_rule, refusal, rule, rule_for, uncached_rule
+from autoddp.view.table import (
+    MEMORY,
+    SHAPES,
+    attribute_rule,
+    refusal,
+    rule,
+    rule_for,
+    uncached_rule,
+)
 
 
 def _listed(rest: Any) -> list[Any]:
@@ -185,9 +193,6 @@ def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return getattr(me, func.__name__.removesuffix("_as"))(other.shape)
 
 
-SHAPES = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_")
-
-
 @uncached_rule(*SHAPES)
 def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call the function without the underscore, and give the wrapper the new shape."""
@@ -216,7 +221,7 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return me
 
 
-@uncached_rule("resize_", "resize_as_", "as_strided_")
+@uncached_rule(*MEMORY)
 def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Raise for a change of a tensor's memory that shards cannot represent."""
     me, *rest = args
