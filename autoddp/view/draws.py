@@ -180,11 +180,17 @@ class DrawingCall(LocalCall):
         with Draws(sizes, dim, drawn):
             return func(*given, **kwargs)
 
-    def on_whole(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    def rehearse(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """Return the results of the whole batch, and the strides of what was drawn for."""
         dim, sizes = self.drawn
-        with Recording(sizes, dim) as recorded:
-            return func(*args, **kwargs), recorded.layouts
+        devices = {torch.device("cpu"), *(x.device for x in args if isinstance(x, Tensor))}
+        before = {device: accelerator.state(accelerator.at(device)) for device in devices}
+        try:
+            with Recording(sizes, dim) as recorded:
+                return func(*args, **kwargs), recorded.layouts
+        finally:
+            for device, state in before.items():
+                accelerator.set_state(accelerator.at(device), state)
 
 
 def _dropout_probability(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

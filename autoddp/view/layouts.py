@@ -5,7 +5,8 @@ is drawn for, viewed and copied by that stride. Each result therefore gets the s
 has in the whole, from which `whole_strides` tells those of the whole. It follows from the whole
 layouts of the arguments, which all ranks know: torch makes a view of a tensor without memory, an
 elementwise function keeps the layout of its arguments, and rows that are outermost stay so.
-Otherwise the first call of each kind is made on the whole batch, and its result shows the layout.
+Otherwise a rehearsal on the whole batch shows the layout, once for each kind of call; it leaves no
+graph and no draws behind, so that the call itself is always the same: a checkpoint repeats it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import is_shape
-from autoddp.view.redistribute import rows_of
 from autoddp.view.shard_sizes import Spec, local_strides, whole_strides
 from autoddp.view.sharded_tensor import ShardedTensor, leaves_in, wrap
 
@@ -91,14 +91,11 @@ def run_single(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) ->
     view, key = call.sizes.view, _key(call, func, args, kwargs)
     layout = None if key is None else view.layouts.get(key)
     if layout is None:
-        found = layout_of(call, func, args, kwargs)
-        layout, out = (found, None) if found else _shown(call, func, args, kwargs)
+        layout = layout_of(call, func, args, kwargs) or _rehearsed(call, func, args, kwargs)
         if len(view.layouts) >= MAX_LAYOUTS:
             view.layouts.clear()
         if key is not None:
             view.layouts[key] = layout
-        if found is None:
-            return out
     given, named = call.local_arguments(args, kwargs)
     out = call.compute(func, given, named, layout.drawn)
     me: Any = args[call.shards[0]] if call.shards else None
@@ -155,20 +152,12 @@ def laid_out(out: Tensor, spec: Spec, strides: Strides | None, fresh: bool) -> T
     return torch.empty_strided(out.shape, mine, dtype=out.dtype, device=out.device).copy_(out)
 
 
-def _shown(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Layout, Any]:
-    """Call `func` on the whole batch; return its layout, and this rank's rows of the result."""
-    given, named = tree_map(
-        lambda x: x.full() if type(x) is ShardedTensor else x, (args, kwargs), is_leaf=is_shape
-    )
-    out, drawn = call.on_whole(func, given, named)
-    several = isinstance(out, (tuple, list))
-    outs = list(out) if several else [out]
-    places = call.out if isinstance(call.out, list) else [call.out] * len(outs)
-    strides = [x.stride() if isinstance(x, Tensor) else None for x in outs]
-    made = [
-        x
-        if place is None or not isinstance(x, Tensor)
-        else ShardedTensor(rows_of(x, place[1], place[0]), place[1], place[0])
-        for x, place in zip(outs, places, strict=True)
-    ]
-    return Layout(strides, drawn), type(out)(made) if several else made[0]
+def _rehearsed(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Layout:
+    """Call `func` on the whole batch, without gradients, and return the layout of the results."""
+    with torch.no_grad():
+        given, named = tree_map(
+            lambda x: x.full() if type(x) is ShardedTensor else x, (args, kwargs), is_leaf=is_shape
+        )
+        out, drawn = call.rehearse(func, given, named)
+    outs = out if isinstance(out, (tuple, list)) else [out]
+    return Layout([x.stride() if isinstance(x, Tensor) else None for x in outs], drawn)

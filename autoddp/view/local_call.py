@@ -211,7 +211,7 @@ class LocalCall:
         """Return the local results; `drawn` are the strides of the wholes that are drawn for."""
         return func(*given, **kwargs)
 
-    def on_whole(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    def rehearse(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """Return the results of the whole batch, and the strides of what was drawn for."""
         return func(*args, **kwargs), []
 
