@@ -145,6 +145,7 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
             or not self.path
             or root.whole is not None
             or self.numel() >= root.spec.shape.numel()
+            or 0 in self._local.stride()  # a copy of an expanded view has another layout
         ):
             return along(self.path, base.gathered())
         rows, whole = self._local, self._whole

@@ -156,6 +156,7 @@ SINGLE: dict[str, Callable[[Tensor], Tensor]] = {
     "recurrent": lambda x: recurrent(x)[0],
     "recurrent, time first": lambda x: recurrent(x.transpose(0, 1).contiguous(), False)[0],
     "product": lambda x: torch.einsum("btc,dc->tdb", x, torch.ones(3, 2)),
+    "part of an expanded one": lambda x: x[:, :1].expand(*x.shape)[:, :3],
     "every other column": lambda x: x[:, 1::2],
     "stacked": lambda x: torch.stack([x, x + 1]).sort(-1).values,
     "logical": lambda x: torch.logical_and(x.transpose(0, 1), torch.ones(())).double(),
