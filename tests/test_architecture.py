@@ -29,7 +29,7 @@ LAYERS = [
     {"view"},
     {"comm"},
     {"options", "report", "patching"},
-    {"errors", "inductor", "torch_internals"},
+    {"errors", "allocator", "inductor", "torch_internals"},
 ]
 
 

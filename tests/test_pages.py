@@ -52,7 +52,9 @@ def test_readme_is_short():
 
 
 def test_the_pages_are_short():
-    assert sum(len(page.split()) for page in (README, *PAGES.values())) <= WORDS
+    """Without the table of libraries, which a run writes."""
+    prose = [page for name, page in PAGES.items() if name != "libraries.md"]
+    assert sum(len(page.split()) for page in (README, *prose)) <= WORDS
     assert len((Path(ROOT) / "CHANGELOG.md").read_text().splitlines()) <= 80
 
 

@@ -74,7 +74,7 @@ class Alone:
         return x
 
 
-@pytest.mark.parametrize("free, sharded", [(1 << 34, False), (1 << 28, True)])
+@pytest.mark.parametrize(("free", "sharded"), [(1 << 34, False), (1 << 28, True)])
 def test_auto_shards_what_does_not_fit(monkeypatch, free, sharded):
     monkeypatch.setattr(choice, "free_on_host", lambda ranks: free // ranks)
     large = [nn.Parameter(torch.empty(1 << 24))]
