@@ -45,11 +45,10 @@ traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace
 transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
 
 
-each_norm, unscale = torch._foreach_norm, torch._amp_foreach_non_finite_check_and_unscale_
-typed_storage = torch.Tensor._typed_storage
-destination: Callable[..., Any] = torch._C._nn._parse_to  # of `module.to(...)`
 # give two tensors each other's implementation; objects and classes stay
 swap_implementation: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+foreach_norm = torch._foreach_norm
+unscale_gradients = torch._amp_foreach_non_finite_check_and_unscale_
 current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs; or None
 
 
@@ -80,6 +79,12 @@ def storage_uses(x: torch.Tensor) -> int:
     storage = x.untyped_storage()
     known: Any = torch._C
     return int(known._storage_Use_Count(storage._cdata)) - 1  # without `storage`
+
+
+def device_of(*args: Any, **kwargs: Any) -> torch.device | None:
+    """Return the device that arguments of `Module.to` name; None if they name none."""
+    found: torch.device | None = torch._C._nn._parse_to(*args, **kwargs)[0]
+    return found
 
 
 def in_backward() -> bool:

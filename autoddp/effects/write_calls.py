@@ -15,7 +15,7 @@ from autoddp.effects.ownership import whose
 from autoddp.effects.who_acts import Mode
 from autoddp.effects.writers import Writer
 from autoddp.patching import Call
-from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
+from autoddp.view.sharded_tensor import WRITTEN
 
 
 class WriteCall:
@@ -123,9 +123,9 @@ class WriteCalls:
 
 def whole(data: Any) -> Any:
     """Return `data` with all sharded tensors gathered; all ranks must call this."""
-    if not any(isinstance(leaf, (ShardedTensor, Partial)) for leaf in tree_leaves(data)):
+    if not any(type(leaf) in WRITTEN for leaf in tree_leaves(data)):
         return data
-    return tree_map(full, data)
+    return tree_map(lambda x: WRITTEN[type(x)](x) if type(x) in WRITTEN else x, data)
 
 
 def path_of(value: Any) -> str | None:

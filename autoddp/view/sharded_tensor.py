@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeGuard
 
@@ -269,6 +270,13 @@ def full(x: Any) -> Any:
     """Return `x` as in one process: gathered if it is sharded, reduced if it is partial."""
     kind = type(x)  # faster than `isinstance`, which reads `__class__`
     return x.full() if kind is ShardedTensor or kind is Partial else x
+
+
+# the tensor that a file gets of one of these classes
+WRITTEN: dict[type, Callable[[Any], Tensor]] = {
+    ShardedTensor: ShardedTensor.full,
+    Partial: Partial.full,
+}
 
 
 def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from autoddp.torch_internals import TensorBase, plain_tensors, typed_storage
+from autoddp.torch_internals import TensorBase
 from autoddp.training.parameters.shard import (
     Held,
     become,
@@ -29,6 +29,7 @@ NAMES = (
 )
 METADATA: set[Any] = {getattr(Tensor, name) for name in NAMES if hasattr(Tensor, name)}
 METADATA |= {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_conj, torch.is_neg}
+MEMORY = ("untyped_storage", "_typed_storage", "storage", "data_ptr")
 GATHERED = ("T", "mT", "H", "mH", "real", "imag", "data")
 _SLOTS = {
     name: slot
@@ -94,7 +95,9 @@ def set_grad(x: Any, value: Any) -> None:
         return
     if not isinstance(value, Tensor) or value.shape != mine.layout.shape:
         with torch.no_grad():
-            nn.Parameter(mine.local.new_empty(mine.layout.shape)).grad = value  # torch's error
+            nn.Parameter(
+                mine.local.new_empty(mine.layout.shape)
+            ).grad = value  # raises torch's error
         return
     if is_shard(value) and held(value).layout == mine.layout:
         mine.local.grad, mine.grad = held(value).local, value
@@ -134,21 +137,25 @@ def set_data(x: Any, value: Any) -> None:
     mine = held(x)
     if not is_shard(value):
         if not isinstance(x, nn.Parameter):
-            raise RuntimeError("the data of a function of sharded parameters cannot be replaced")
+            raise RuntimeError(
+                "the data of a gradient or a state of sharded parameters cannot be replaced by a "
+                "tensor that is not sharded like it; use copy_, or run with --parameters replicated"
+            )
         mine.wholes.replicated(x)
         become_plain(x, value.detach())
         return
-    other = held(value)
-    local = other.local.data
-    require(local, mine.local.requires_grad)
-    unit = mine.unit if other.layout == mine.layout else None
-    new = Held(local, other.layout, mine.wholes, other.memory, unit, mine.index)
-    same = (mine.local.dtype, mine.local.device) == (local.dtype, local.device)
+    other, leaf, gradient = held(value), mine.local, grad(x)
+    alike = other.layout == mine.layout
+    unit = mine.unit if alike else None
+    mine.local = leaf.detach()  # what a graph has saved stays
+    leaf.data = other.local.data
+    new = Held(leaf, other.layout, mine.wholes, other.memory, unit, mine.index)
+    new.grad = mine.grad
     if unit is not None:
         unit.replace(mine.index, new)
-    if mine.local.grad is not None and same and unit is not None:
-        local.grad, new.grad = mine.local.grad, mine.grad
     become(x, new)
+    if gradient is not None and not alike:
+        set_grad(x, gradient)
 
 
 @answers(Tensor.requires_grad_)
@@ -170,39 +177,61 @@ def retain_grad(x: Any) -> None:
     held(x).local.retain_grad()
 
 
-@answers(Tensor.register_hook)
-def register_hook(x: Any, hook: Any) -> Any:
-    """Register a hook that gets the true gradient, sharded like the parameter."""
-    mine = held(x)
+def gradient_hook(x: Any, hook: Any) -> Any:
+    """Return a hook of the shard that gives another one the gradient as the script sees it."""
 
     def call(gradient: Tensor) -> Any:
+        if not is_shard(x):  # replicated meanwhile
+            return hook(gradient)
+        mine = held(x)
         new = hook(state_of(mine.like(gradient)))
         if new is None or (is_shard(new) and held(new).layout == mine.layout):
             return None if new is None else held(new).local
         return mine.layout.shard(whole_tensor(new), mine.wholes.group.rank)
 
-    return mine.local.register_hook(call)
+    return call
+
+
+def accumulation_hook(x: Any, hook: Any) -> Any:
+    """Return a hook of the shard that gives another one the parameter."""
+    return lambda _: hook(x)
+
+
+HOOKS = {
+    "_backward_hooks": gradient_hook,
+    "_post_accumulate_grad_hooks": accumulation_hook,
+}
+
+
+def move_hooks(x: Any, local: Tensor) -> None:
+    """Give a shard the hooks of the parameter that it is of; handles of these stay good."""
+    for name, wrap in HOOKS.items():
+        hooks = getattr(x, name)
+        if hooks:
+            for key, hook in hooks.items():
+                hooks[key] = wrap(x, hook)
+            setattr(local, name, hooks)
+
+
+@answers(Tensor.register_hook)
+def register_hook(x: Any, hook: Any) -> Any:
+    """Register a hook that gets the true gradient, sharded like the parameter."""
+    return held(x).local.register_hook(gradient_hook(x, hook))
 
 
 @answers(Tensor.register_post_accumulate_grad_hook)
 def register_post_accumulate_grad_hook(x: Any, hook: Any) -> Any:
     """Register a hook that gets the parameter, once its gradient is there."""
-    return held(x).local.register_post_accumulate_grad_hook(lambda _: hook(x))
+    return held(x).local.register_post_accumulate_grad_hook(accumulation_hook(x, hook))
 
 
-@answers(Tensor.untyped_storage, typed_storage, Tensor.storage)
-def storage(x: Any) -> Any:
-    """Return the shard's storage: what asks for it compares whether tensors share memory."""
-    with plain_tensors():
-        return held(x).local.untyped_storage()
+def _of_memory(function: Any) -> None:
+    """Answer a question about memory by a whole in memory of its own."""
+    ANSWERS[function] = lambda x: function(held(x).wholes.addressed(held(x)))
 
 
-@answers(Tensor.data_ptr)
-def data_ptr(x: Any) -> int:
-    """Return the address of the whole, which is kept from then on: a kernel may read it."""
-    mine = held(x)
-    mine.pinned = mine.wholes.plain(mine)
-    return mine.pinned.data_ptr()
+for _name in MEMORY:
+    _of_memory(getattr(Tensor, _name))
 
 
 def whole_tensor(x: Any) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
-from autoddp.torch_internals import destination, in_backward
+from autoddp.torch_internals import device_of, in_backward
 from autoddp.training.parameters import functions as functions  # implements them
 from autoddp.training.parameters.choice import Choice
 from autoddp.training.parameters.functions import Alias, on_wholes
@@ -233,6 +233,6 @@ def _device_of(call: Call) -> torch.device | None:
     if name != "to":
         return torch.device(name) if name == "cpu" else torch.device("cuda")
     try:
-        return destination(*call.args, **call.kwargs)[0]
+        return device_of(*call.args, **call.kwargs)
     except (RuntimeError, TypeError):
         return None

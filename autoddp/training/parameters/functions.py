@@ -11,11 +11,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import plain_tensors, transform
-from autoddp.training.parameters.attributes import ANSWERS, METADATA
+from autoddp.training.parameters.attributes import ANSWERS, MEMORY, METADATA
 from autoddp.training.parameters.graph import SavedParameters, whole_of
 from autoddp.training.parameters.layout import is_dense
 from autoddp.training.parameters.shard import (
@@ -26,6 +26,7 @@ from autoddp.training.parameters.shard import (
     held,
     is_shard,
     refuse_threads,
+    separate,
     state_of,
     version,
 )
@@ -37,7 +38,7 @@ from autoddp.training.parameters.shardwise import (
 )
 from autoddp.training.parameters.wholes import address
 from autoddp.view import dispatch as view_dispatch
-from autoddp.view.sharded_tensor import TensorType, leaves_in
+from autoddp.view.sharded_tensor import WRITTEN, TensorType, leaves_in
 from autoddp.view.table import in_place
 
 
@@ -59,6 +60,11 @@ class Region:
             self.whole.data.copy_(self.of.wholes.plain(self.of))
             self.writes = self.of.memory.writes
 
+    def offset(self, view: Tensor) -> int:
+        """Return where a view begins in the memory of its parameter."""
+        with plain_tensors():
+            return int(view.storage_offset()) - int(self.whole.storage_offset())
+
 
 class Alias(Tensor, metaclass=TensorType):
     """A view of a whole parameter: what is written into it is written into the shards."""
@@ -69,9 +75,35 @@ class Alias(Tensor, metaclass=TensorType):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in OF_MEMORY and type(args[0]) is Alias:
+            return OF_MEMORY[func](args[0])
         return on_wholes(func, args, kwargs or {})
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the view of a parameter that has memory of its own."""
+        return separate_view(self).__reduce_ex__(protocol)
 
+
+def separate_view(x: Any, addressed: bool = False) -> Tensor:
+    """Return a view of a parameter as one of memory that has no other parameter."""
+    region: Region = x.__dict__[REGION]
+    wholes = region.of.wholes
+    whole = (wholes.addressed if addressed else wholes.separate)(region.of)
+    with plain_tensors():
+        return whole.as_strided(x.size(), x.stride(), region.offset(x))
+
+
+def _of_memory(function: Any) -> Any:
+    return lambda x: function(separate_view(x, addressed=True))
+
+
+OF_MEMORY = {getattr(Tensor, name): _of_memory(getattr(Tensor, name)) for name in MEMORY}
+OF_MEMORY[Tensor.storage_offset] = lambda x: x.__dict__[REGION].offset(x)
+# the place of an offset in memory among the arguments of functions that have one
+STRIDED: dict[Any, int] = dict.fromkeys(
+    (Tensor.as_strided, torch.as_strided, torch.as_strided_copy), 3
+)
+STRIDED |= dict.fromkeys((Tensor.as_strided_scatter, torch.as_strided_scatter), 4)
 Alias.__name__, Alias.__qualname__, Alias.__module__ = "Tensor", "Tensor", "torch"
 REGION = "_autoddp_region"
 
@@ -103,7 +135,7 @@ def on_wholes(func: Any, args: Any, kwargs: dict[str, Any], hooks: bool = True) 
     """
     found = {id(x): x for x in leaves_in(args, kwargs) if is_shard(x) or type(x) is Alias}
     if args and id(args[0]) in found and in_place(func):
-        _refuse_write(found[id(args[0])])
+        _refuse_write(found[id(args[0])], func, args, kwargs)
     aliases = [x for x in found.values() if type(x) is Alias]
     regions = {id(x): x.__dict__[REGION] for x in aliases}
     for x in aliases:  # plain meanwhile: another object would be another node of the graph
@@ -140,6 +172,9 @@ def _called(
     else:
         args, kwargs = tuple(map(whole, args)), {k: whole(x) for k, x in kwargs.items()}
     first = next(iter(found))
+    if func in STRIDED:
+        start = regions[first].whole if first in regions else given[first]
+        args, kwargs = _from_start(func, args, kwargs, int(start.storage_offset()))
     mine = regions[first].of if first in regions else held(found[first])
     with SavedParameters(mine.wholes) if hooks and torch.is_grad_enabled() else nullcontext():
         out = func(*args, **kwargs)
@@ -152,20 +187,30 @@ def _called(
     return _aliased(out, found, given, regions)
 
 
-def _refuse_write(x: Any) -> None:
-    """Raise what torch does for a leaf: a gathered tensor is none."""
+def _from_start(func: Any, args: Any, kwargs: dict[str, Any], start: int) -> tuple[Any, Any]:
+    """Return arguments whose offset is that of a parameter in the memory of its unit."""
+    place = STRIDED[func]
+    if len(args) > place and args[place] is not None:
+        return (*args[:place], args[place] + start, *args[place + 1 :]), kwargs
+    if kwargs.get("storage_offset") is not None:
+        return args, {**kwargs, "storage_offset": kwargs["storage_offset"] + start}
+    return args, kwargs
+
+
+def _refuse_write(x: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise what torch does for a leaf, or a view of one: a gathered tensor is no leaf."""
     if not torch.is_grad_enabled():
         return
     if type(x) is Alias:
-        view = "view of a "
         with plain_tensors():
             refused = x.requires_grad  # one of `x.data` does not
-    else:
-        view, refused = "", held(x).local.requires_grad and held(x).local.is_leaf
-    if refused:
-        raise RuntimeError(
-            f"a {view}leaf Variable that requires grad is being used in an in-place operation."
-        )
+        if refused:
+            raise RuntimeError(
+                "a view of a leaf Variable that requires grad is being used in an in-place "
+                "operation."
+            )
+    elif held(x).local.requires_grad and held(x).local.is_leaf:
+        func(nn.Parameter(held(x).wholes.plain(held(x)).clone()), *args[1:], **kwargs)
 
 
 def _write_back(mine: Held, whole: Tensor, region: Region | None) -> None:
@@ -217,4 +262,5 @@ _kind: Any  # mypy rejects assigning these two methods
 for _kind in (ShardedParameter, ShardedState):
     _kind.__torch_function__ = classmethod(torch_function)
     _kind.__torch_dispatch__ = classmethod(torch_dispatch)
+WRITTEN.update({ShardedParameter: separate, ShardedState: separate, Alias: separate_view})
 view_dispatch.FIRST.update((ShardedParameter, ShardedState, Alias))

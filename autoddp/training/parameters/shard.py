@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +26,15 @@ class Memory:
 
     Attributes:
         writes: How many functions have written into it.
+        copy: Finds the memory of a whole of its own, as long as somebody holds it.
+        copied: The writes that this copy has seen.
     """
 
-    __slots__ = ("writes",)
+    __slots__ = ("copied", "copy", "writes")
 
     def __init__(self) -> None:
-        self.writes = 0
+        self.writes = self.copied = 0
+        self.copy: Callable[[], torch.UntypedStorage | None] = lambda: None
 
 
 class Held:
@@ -44,12 +48,9 @@ class Held:
         unit: The tensors that are gathered with it; None if it is gathered alone.
         index: Its place among these.
         grad: The tensor that stands for `local.grad`.
-        pinned: A whole whose address the script has asked for.
     """
 
-    __slots__ = (
-        *("__weakref__", "grad", "index", "layout", "local", "memory", "pinned", "unit", "wholes"),
-    )
+    __slots__ = ("__weakref__", "grad", "index", "layout", "local", "memory", "unit", "wholes")
 
     def __init__(
         self,
@@ -64,7 +65,6 @@ class Held:
         self.memory = memory or Memory()
         self.unit, self.index = unit, index
         self.grad: Tensor | None = None
-        self.pinned: Tensor | None = None
 
     def alias(self, local: Tensor) -> Held:
         """Return what a tensor holds that shares this one's memory."""
@@ -115,8 +115,8 @@ class Sharded:
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the whole tensor."""
-        whole = printed(self)
+        """Pickle the whole tensor; those in one memory are in one memory again."""
+        whole = separate(self)
         whole.__dict__.update({k: v for k, v in self.__dict__.items() if k != HELD})
         return whole.__reduce_ex__(protocol)
 
@@ -151,11 +151,18 @@ def held(x: Any) -> Held:
 
 def printed(x: Any) -> Tensor:
     """Return the whole of a sharded tensor, as it is printed."""
-    mine = held(x)
-    whole = mine.wholes.plain(mine)
+    return _of_kind(x, held(x).wholes.plain(held(x)))
+
+
+def separate(x: Any) -> Tensor:
+    """Return the whole of a sharded tensor in memory of its own, as a file gets it."""
+    return _of_kind(x, held(x).wholes.separate(held(x)))
+
+
+def _of_kind(x: Any, whole: Tensor) -> Tensor:
     if not isinstance(x, nn.Parameter):
         return whole
-    return nn.Parameter(whole, requires_grad=mine.local.requires_grad)
+    return nn.Parameter(whole, requires_grad=held(x).local.requires_grad)
 
 
 def state_of(mine: Held) -> ShardedState:
@@ -182,17 +189,27 @@ def require(local: Tensor, requires_grad: bool = True) -> None:
 
 def become(parameter: Any, mine: Held) -> None:
     """Let a parameter, which stays the same object, be what this rank holds of it."""
-    made = _wrapper(ShardedParameter, mine)
+    kind = type(parameter) if is_shard(parameter) else ShardedParameter
+    made = _wrapper(kind, mine)
     with plain_tensors():
         swap_implementation(parameter, made)
-        CLASS.__set__(parameter, ShardedParameter)
+        CLASS.__set__(parameter, kind)
     parameter.__dict__[HELD] = mine
 
 
 def become_plain(parameter: Any, whole: Tensor) -> None:
-    """Let a sharded parameter, which stays the same object, be a replicated one of this value."""
-    requires = held(parameter).local.requires_grad
-    made = nn.Parameter(whole, requires_grad=requires)
+    """Let a sharded parameter, which stays the same object, be a replicated one of this value.
+
+    Its gradient and its hooks stay.
+    """
+    mine = held(parameter)
+    local = mine.local
+    made = nn.Parameter(whole, requires_grad=local.requires_grad)
+    if local.grad is not None:
+        made.grad = mine.wholes.plain(mine.like(local.grad)).clone()
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(local, name):
+            setattr(made, name, getattr(local, name))
     with plain_tensors():
         swap_implementation(parameter, made)
         CLASS.__set__(parameter, nn.Parameter)

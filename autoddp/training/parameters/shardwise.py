@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autoddp.comm.group import MAX
-from autoddp.torch_internals import each_norm, plain_tensors, unscale
+from autoddp.torch_internals import foreach_norm, plain_tensors, unscale_gradients
 from autoddp.training.parameters.graph import SumOfShards
 from autoddp.training.parameters.shard import Held, held, is_shard, state_of
 from autoddp.view.sharded_tensor import leaves_in
@@ -50,6 +50,8 @@ def run_on_shards(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a function element by element on shards, if its arguments are placed alike."""
     if not _is_shardwise(func) or "out" in kwargs:
         return NOT_SHARDWISE
+    if func is Tensor.contiguous:
+        return args[0] if args[0].is_contiguous(*args[1:], **kwargs) else NOT_SHARDWISE
     if kwargs.get("memory_format", torch.preserve_format) is not torch.preserve_format:
         return NOT_SHARDWISE
     given = [*args, *kwargs.values()]
@@ -197,7 +199,7 @@ def _foreach_norm(items: Any, ord: Any = 2, dtype: Any = None) -> Any:
     if dtype is not None:
         return NOT_SHARDWISE
     plain = [x for x in items if not is_shard(x)]
-    norms = iter(each_norm(plain, ord)) if plain else iter(())
+    norms = iter(foreach_norm(plain, ord)) if plain else iter(())
     kinds: dict[Any, list[Any]] = {}
     for x in items:
         if is_shard(x):
@@ -239,7 +241,7 @@ def _norms(items: list[Any], ord: Any) -> Any:
 def _unscale(items: Any, found_inf: Any, inverse: Any) -> Any:
     """Unscale gradients in place, and note whether any of any rank is not finite."""
     locals_ = [held(x).local if is_shard(x) else x for x in items]
-    unscale(locals_, found_inf, inverse)
+    unscale_gradients(locals_, found_inf, inverse)
     for x in items:
         if is_shard(x):
             held(x).memory.writes += 1
@@ -256,6 +258,6 @@ REDUCTIONS: dict[Any, Any] = {
     **dict.fromkeys((Tensor.all, torch.all), _all),
     **dict.fromkeys((Tensor.norm, torch.norm), _norm),
     torch.linalg.vector_norm: _vector_norm,
-    each_norm: _foreach_norm,
-    unscale: _unscale,
+    foreach_norm: _foreach_norm,
+    unscale_gradients: _unscale,
 }

@@ -15,6 +15,7 @@ from autoddp.allocator import give_back_memory
 from autoddp.comm.context import Code
 from autoddp.torch_internals import storage_uses
 from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.parameters.attributes import move_hooks
 from autoddp.training.parameters.layout import cut_evenly, is_dense
 from autoddp.training.parameters.shard import (
     Held,
@@ -143,10 +144,8 @@ class Sharding:
         mine = Held(local, layout, self.wholes, None, unit, index)
         if p.grad is not None:
             local.grad = layout.shard(p.grad, self.group.rank).clone()
-        hooks = [*(p._backward_hooks or {}).values()]
+        move_hooks(p, local)
         become(p, mine)
-        for hook in hooks:
-            p.register_hook(hook)
         return mine
 
     def _compare(self, parameters: list[nn.Parameter]) -> None:

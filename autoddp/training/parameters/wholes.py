@@ -102,6 +102,7 @@ class Wholes:
         self.view, self.group = view, view.group
         self.kept: dict[Unit, Gathered] = {}  # the one used last comes last
         self.by_address: dict[int, Gathered] = {}
+        self._held: list[torch.UntypedStorage] = []
 
     def gathered(self, unit: Unit, members: list[Held]) -> Gathered:
         """Return the whole parameters of a unit."""
@@ -140,6 +141,33 @@ class Wholes:
         with self.internal(), torch.no_grad():
             return whole_of_rows(all_gather(self.group, [mine.local], [mine.layout]), mine.layout)
 
+    def separate(self, mine: Held) -> Tensor:
+        """Return the whole in memory of its own, which is that of all tensors in the same shard.
+
+        What is gathered otherwise is in the memory of its unit.
+        """
+        whole, memory = self.plain(mine), mine.memory
+        storage = memory.copy()
+        if storage is None:
+            flat = mine.layout.flat(whole).clone()
+            storage = flat.untyped_storage()
+            memory.copy = weakref.ref(storage)
+        else:
+            flat = torch.empty(0, dtype=whole.dtype, device=whole.device).set_(storage)
+            if memory.copied != memory.writes:
+                flat.copy_(mine.layout.flat(whole))
+        memory.copied = memory.writes
+        return mine.layout.whole(flat)
+
+    def addressed(self, mine: Held) -> Tensor:
+        """Return the whole in memory of its own, which is kept until the end of a step.
+
+        The address may be read by a kernel, or compared with that of other tensors.
+        """
+        whole = self.separate(mine)
+        self._held.append(whole.untyped_storage())
+        return whole
+
     def shard(self, whole: Tensor) -> Held:
         """Return what this rank holds of a whole tensor, which is gathered alone from now on."""
         (layout,), _ = cut_evenly([whole], self.group.size)
@@ -158,6 +186,7 @@ class Wholes:
         """Free all that was gathered."""
         self.kept.clear()
         self.by_address.clear()
+        self._held.clear()
 
     def internal(self) -> Any:
         """Return a context for collectives, which see neither transforms nor the script's modes."""

@@ -1,0 +1,72 @@
+"""Scripts with sharded parameters print and write what one process does, on 2 and 3 ranks.
+
+Their names say what users of FSDP suffer from, or what a script may do with parameters.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from pathlib import Path
+
+import pytest
+
+from tests.support.same import same_run, same_terminal
+
+SCRIPTS = {p.stem: p for p in sorted(Path(__file__).parents[1].glob("scripts/sharded/*.py"))}
+RTOL = 1e-9
+LOOSER = {"in_bfloat16": 5e-2}
+APART = {"limited", "resumed", "saved_and_tied"}  # they have tests of their own
+RANKS = pytest.mark.parametrize("nproc", [2, 3])
+
+
+def in_one_process(warm, name, *arguments, folder):
+    want = warm.run("python", str(SCRIPTS[name]), *arguments, folder=folder)
+    assert not want.code, want.err
+    return want
+
+
+def on_ranks(warm, nproc, name, *arguments, folder):
+    options = ["--nproc", str(nproc), "--parameters", "sharded"]
+    got = warm.run("autoddp", "run", *options, str(SCRIPTS[name]), *arguments, folder=folder)
+    assert "elements of parameters are sharded" in got.err, got.err
+    return got
+
+
+@RANKS
+@pytest.mark.parametrize("name", sorted({*SCRIPTS} - APART))
+def test_ranks_give_what_one_process_gives(name, nproc, warm, tmp_path):
+    want = in_one_process(warm, name, folder=tmp_path / "python")
+    got = on_ranks(warm, nproc, name, folder=tmp_path / "ranks")
+    same_run(want, got, LOOSER.get(name, RTOL))
+
+
+@RANKS
+def test_files_are_one_process_s_to_the_byte(nproc, warm, tmp_path):
+    """Whole, plain tensors; what shares memory is written once, and shares it when it is loaded."""
+    want = in_one_process(warm, "saved_and_tied", "rounded", folder=tmp_path / "python")
+    got = on_ranks(warm, nproc, "saved_and_tied", "rounded", folder=tmp_path / "ranks")
+    same_terminal(want, got, 0)
+    names = sorted(path.name for path in want.folder.iterdir())
+    assert names == sorted(path.name for path in got.folder.iterdir())
+    assert len(names) == 12
+    assert filecmp.cmpfiles(want.folder, got.folder, names, shallow=False)[0] == names
+
+
+@RANKS
+@pytest.mark.parametrize("goes_on", [1, 2, 3])
+def test_a_run_goes_on_with_any_number_of_ranks(nproc, goes_on, warm, tmp_path):
+    """From a checkpoint of one process or of ranks, in one process or on ranks."""
+    if nproc == goes_on:
+        nproc = 1
+    want = in_one_process(warm, "resumed", "last.pt", folder=tmp_path / "python")
+    want = in_one_process(warm, "resumed", "next.pt", folder=tmp_path / "python")
+    first = tmp_path / "first"
+    if nproc == 1:
+        in_one_process(warm, "resumed", "last.pt", folder=first)
+    else:
+        on_ranks(warm, nproc, "resumed", "last.pt", folder=first)
+    if goes_on == 1:
+        got = in_one_process(warm, "resumed", "next.pt", folder=first)
+    else:
+        got = on_ranks(warm, goes_on, "resumed", "next.pt", folder=first)
+    same_run(want, got, RTOL)
