@@ -81,7 +81,9 @@ class Alias(Tensor, metaclass=TensorType):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the view of a parameter that has memory of its own."""
-        return separate_view(self).__reduce_ex__(protocol)
+        with plain_tensors():
+            needs = self.requires_grad
+        return separate_view(self).requires_grad_(needs).__reduce_ex__(protocol)
 
 
 def separate_view(x: Any, addressed: bool = False) -> Tensor:
