@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
-from autoddp.torch_internals import device_of, in_backward
+from autoddp.torch_internals import SavedTensors, device_of, in_backward
 from autoddp.training.parameters import functions as functions  # implements them
 from autoddp.training.parameters.choice import Choice
 from autoddp.training.parameters.functions import Alias, on_wholes
@@ -106,7 +106,8 @@ class ShardedParameters(Feature):
         count = self.sharding.elements - before
         if count:
             text = f"{count:,} elements of parameters are sharded over {self.group.size} ranks"
-            self.run.report.say_once("parameters", users_line(), f"{text}: {why}")
+            more = "" if SavedTensors.nest else "; a newer torch also frees what a backward needs"
+            self.run.report.say_once("parameters", users_line(), f"{text}: {why}{more}")
 
     @patch("torch.optim:Optimizer.load_state_dict", why="states are sharded like parameters")
     def load_states(self, call: Call) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from autoddp.torch_internals import plain_tensors, transform
+from autoddp.torch_internals import SavedTensors, plain_tensors, transform
 from autoddp.training.parameters.attributes import ANSWERS, MEMORY, METADATA
 from autoddp.training.parameters.graph import SavedParameters, whole_of
 from autoddp.training.parameters.layout import is_dense
@@ -178,7 +178,8 @@ def _called(
         start = regions[first].whole if first in regions else given[first]
         args, kwargs = _from_start(func, args, kwargs, int(start.storage_offset()))
     mine = regions[first].of if first in regions else held(found[first])
-    with SavedParameters(mine.wholes) if hooks and torch.is_grad_enabled() else nullcontext():
+    hooks = hooks and SavedTensors.nest and torch.is_grad_enabled()
+    with SavedParameters(mine.wholes) if hooks else nullcontext():
         out = func(*args, **kwargs)
     for key, x in found.items():
         if version(given[key]) != before[key]:
