@@ -28,7 +28,7 @@ from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
 from autoddp.process.session import member
 from autoddp.process.streams import Logs
-from autoddp.report import Report
+from autoddp.report import PREFIX, Report
 from autoddp.report.begun import SharedFlag
 
 GRACE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
@@ -73,7 +73,8 @@ def run(job: Job) -> int:
         if not code and os.getpid() == this:
             group.conclude()
         elif code and out_of_memory(run):
-            report.say(FITS)
+            # a rank's own log is shown if it is the first to fail
+            print(f"{PREFIX} {FITS}", file=sys.stderr)
         code = finish(code)
         if os.getpid() != this:
             leave(code)  # a child that the script forked has ended; the rank goes on

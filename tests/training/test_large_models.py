@@ -40,7 +40,7 @@ def test_ranks_train_what_one_process_cannot(limited):
 def test_the_error_without_sharding_names_it(limited):
     got = limited("--nproc", "2", "--parameters", "replicated")
     assert got.code != 0
-    assert got.err.count(FITS) == 1
+    assert FITS in got.err
 
 
 def model():
