@@ -53,12 +53,9 @@ current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the en
 
 
 class SavedTensors:
-    """Hooks of saved tensors, for which torch has a context manager that features patch.
+    """Hooks of saved tensors, for which torch has a context manager that features patch."""
 
-    Attributes:
-        nest: Whether torch tells which hooks apply already; torch 2.6 does not.
-    """
-
+    # whether torch tells which hooks apply already; torch 2.6 does not
     nest = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:

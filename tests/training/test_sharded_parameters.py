@@ -6,10 +6,14 @@ Their names say what users of FSDP suffer from, or what a script may do with par
 from __future__ import annotations
 
 import filecmp
+import gc
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from tests.support import training
 from tests.support.same import same_run, same_terminal
 
 SCRIPTS = {p.stem: p for p in sorted(Path(__file__).parents[1].glob("scripts/sharded/*.py"))}
@@ -70,3 +74,43 @@ def test_a_run_goes_on_with_any_number_of_ranks(nproc, goes_on, warm, tmp_path):
     else:
         got = on_ranks(warm, goes_on, "resumed", "next.pt", folder=first)
     same_run(want, got, RTOL)
+
+
+def memories():
+    """The memory of all tensors that are no wrappers: its bytes by its address."""
+    gc.collect()
+    # `is`: the classes of sharded tensors equal torch.Tensor
+    found = [x for x in gc.get_objects() if type(x) is Tensor or type(x) is nn.Parameter]
+    memory = [x.untyped_storage() for x in found if x.layout is torch.strided]
+    return {each.data_ptr(): each.nbytes() for each in memory}
+
+
+def held_by_a_rank():
+    """Bytes of a model, its gradients, two states and an average, at rest after some steps."""
+    before = memories()
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+    whole = sum(p.nbytes for p in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    average = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 64)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.1)
+    loaded = optimizer.state_dict()
+    optimizer.load_state_dict(loaded)
+    del loaded
+    model.zero_grad()
+    model(torch.ones(4, 64)).square().mean().backward()
+    grads = [p.grad for p in model.parameters()]  # else they are no objects of Python
+    after = memories()
+    del grads
+    return sum(size for at, size in after.items() if at not in before) / whole
+
+
+@RANKS
+def test_a_rank_holds_its_share_of_all_that_a_parameter_has(nproc):
+    """The parameter, its gradient, two states and an average: five parts, each sharded."""
+    for part in training.on_ranks(held_by_a_rank, nproc, parameters="sharded"):
+        assert part == pytest.approx(5 / nproc, rel=0.03)

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from autoddp.torch_internals import SavedTensors, plain_tensors, transform
+from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation, transform
 from autoddp.training.parameters.attributes import ANSWERS, MEMORY, METADATA
 from autoddp.training.parameters.graph import SavedParameters, whole_of
 from autoddp.training.parameters.layout import is_dense
 from autoddp.training.parameters.shard import (
     CLASS,
+    HELD,
     Held,
     ShardedParameter,
     ShardedState,
+    become_plain,
     held,
     is_shard,
     refuse_threads,
@@ -106,6 +108,10 @@ STRIDED: dict[Any, int] = dict.fromkeys(
     (Tensor.as_strided, torch.as_strided, torch.as_strided_copy), 3
 )
 STRIDED |= dict.fromkeys((Tensor.as_strided_scatter, torch.as_strided_scatter), 4)
+RESHAPES = {
+    getattr(Tensor, f"{name}_")
+    for name in ("t", "transpose", "swapdims", "swapaxes", "squeeze", "unsqueeze", "as_strided")
+} | {Tensor.resize_, Tensor.resize_as_, Tensor.set_}
 Alias.__name__, Alias.__qualname__, Alias.__module__ = "Tensor", "Tensor", "torch"
 REGION = "_autoddp_region"
 
@@ -119,6 +125,10 @@ def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
     if func in METADATA:
         with plain_tensors():
             return func(*args, **kwargs)
+    if func in RESHAPES and is_shard(args[0]):
+        _refuse_write(args[0], func, args, kwargs)
+        _become_whole(args[0])
+        return func(*args, **kwargs)
     for rule in (run_on_shards, reduce_shards):
         out = rule(func, args, kwargs)
         if out is not NOT_SHARDWISE:
@@ -127,6 +137,21 @@ def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
     if func in COPIES and type(out) is Tensor and is_shard(args[0]) and is_dense(out):
         return state_of(held(args[0]).wholes.shard(out))  # of another memory format
     return out
+
+
+def _become_whole(x: Any) -> None:
+    """Let a tensor whose shape is about to change be a whole: a parameter, or a view of one."""
+    mine = held(x)
+    if isinstance(x, nn.Parameter):
+        mine.wholes.replicated(x, "the shape of one changes in place")
+        become_plain(x, mine.wholes.plain(mine).clone())
+        return
+    whole = mine.wholes.separate(mine)
+    with plain_tensors():
+        swap_implementation(x, whole.detach())
+        CLASS.__set__(x, Alias)
+    del x.__dict__[HELD]
+    x.__dict__[REGION] = Region(mine, whole)
 
 
 def on_wholes(func: Any, args: Any, kwargs: dict[str, Any], hooks: bool = True) -> Any:

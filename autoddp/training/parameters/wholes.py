@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,7 +88,8 @@ class Gathered:
         """Return a whole parameter outside of any graph."""
         found = self._plain.get(index)
         if found is None:
-            found = self._plain[index] = self.fresh(index)
+            with torch.inference_mode(False):
+                found = self._plain[index] = self.fresh(index)
         return found
 
     def wrote(self, mine: Held) -> None:
@@ -108,7 +110,7 @@ class Wholes:
         """Return the whole parameters of a unit."""
         found = self.kept.pop(unit, None)
         if found is None:
-            with self.internal(), torch.no_grad():
+            with self._gathering():
                 rows = all_gather(self.group, [x.local for x in members], unit.layouts)
             found = Gathered(unit, members, rows.view(-1))
             self.by_address[address(found.flat)] = found
@@ -138,7 +140,7 @@ class Wholes:
         if gathered is not None:
             return gathered.plain(mine.index)
         refuse_threads(self)
-        with self.internal(), torch.no_grad():
+        with self._gathering():
             return whole_of_rows(all_gather(self.group, [mine.local], [mine.layout]), mine.layout)
 
     def separate(self, mine: Held) -> Tensor:
@@ -148,16 +150,17 @@ class Wholes:
         """
         whole, memory = self.plain(mine), mine.memory
         storage = memory.copy()
-        if storage is None:
-            flat = mine.layout.flat(whole).clone()
-            storage = flat.untyped_storage()
-            memory.copy = weakref.ref(storage)
-        else:
-            flat = torch.empty(0, dtype=whole.dtype, device=whole.device).set_(storage)
-            if memory.copied != memory.writes:
-                flat.copy_(mine.layout.flat(whole))
-        memory.copied = memory.writes
-        return mine.layout.whole(flat)
+        with torch.inference_mode(False), torch.no_grad():
+            if storage is None:
+                flat = mine.layout.flat(whole).clone()
+                storage = flat.untyped_storage()
+                memory.copy = weakref.ref(storage)
+            else:
+                flat = torch.empty(0, dtype=whole.dtype, device=whole.device).set_(storage)
+                if memory.copied != memory.writes:
+                    flat.copy_(mine.layout.flat(whole))
+            memory.copied = memory.writes
+            return mine.layout.whole(flat)
 
     def addressed(self, mine: Held) -> Tensor:
         """Return the whole in memory of its own, which is kept until the end of a step.
@@ -187,6 +190,12 @@ class Wholes:
         self.kept.clear()
         self.by_address.clear()
         self._held.clear()
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Make wholes that outlive inference mode, as a parameter is no inference tensor."""
+        with self.internal(), torch.inference_mode(False), torch.no_grad():
+            yield
 
     def internal(self) -> Any:
         """Return a context for collectives, which see neither transforms nor the script's modes."""
