@@ -147,8 +147,12 @@ def set_data(x: Any, value: Any) -> None:
     other, leaf, gradient = held(value), mine.local, grad(x)
     alike = other.layout == mine.layout
     unit = mine.unit if alike else None
-    mine.local = leaf.detach()  # what a graph has saved stays
-    leaf.data = other.local.data
+    if alike:
+        mine.local = leaf.detach()  # what a graph has saved stays
+        leaf.data = other.local.data
+    else:  # the graph's node of the leaf knows its length
+        leaf, requires = other.local.data, leaf.requires_grad
+        require(leaf, requires)
     new = Held(leaf, other.layout, mine.wholes, other.memory, unit, mine.index)
     new.grad = mine.grad
     if unit is not None:
