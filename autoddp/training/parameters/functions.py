@@ -210,6 +210,7 @@ def _called(
         if version(given[key]) != before[key]:
             region = regions.get(key)
             _write_back(region.of if region else held(x), given[key], region)
+    for key, x in found.items():
         if out is given[key]:
             return x  # an in-place function returns its argument
     return _aliased(out, found, given, regions)

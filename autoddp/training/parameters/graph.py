@@ -153,10 +153,9 @@ class Saved:
 def changed(x: Tensor, before: int, shape: torch.Size) -> None:
     """Raise torch's error if a saved tensor was written into in place."""
     if x._version != before:
-        kind = x.type().replace("torch.", "torch.")
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{kind} {[*shape]}] is at version {x._version}; expected version {before} "
+            f"operation: [{x.type()} {[*shape]}] is at version {x._version}; expected version {before} "
             "instead. Hint: enable anomaly detection to find the operation that failed to compute "
             "its gradient, with torch.autograd.set_detect_anomaly(True)."
         )
