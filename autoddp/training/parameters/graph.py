@@ -155,8 +155,8 @@ def changed(x: Tensor, before: int, shape: torch.Size) -> None:
     if x._version != before:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{x.type()} {[*shape]}] is at version {x._version}; expected version {before} "
-            "instead. Hint: enable anomaly detection to find the operation that failed to compute "
+            f"operation: [{x.type()} {[*shape]}] is at version {x._version}; expected version "
+            f"{before} instead. Hint: enable anomaly detection to find the operation that failed to compute "
             "its gradient, with torch.autograd.set_detect_anomaly(True)."
         )
 
