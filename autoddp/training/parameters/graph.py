@@ -156,8 +156,8 @@ def changed(x: Tensor, before: int, shape: torch.Size) -> None:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
             f"operation: [{x.type()} {[*shape]}] is at version {x._version}; expected version "
-            f"{before} instead. Hint: enable anomaly detection to find the operation that failed to compute "
-            "its gradient, with torch.autograd.set_detect_anomaly(True)."
+            f"{before} instead. Hint: enable anomaly detection to find the operation that failed "
+            "to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
         )
 
 
