@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -43,10 +43,9 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # number of active modes
 traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; or None
 transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
-
-
 # give two tensors each other's implementation; objects and classes stay
 swap_implementation: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+tensor_uses: Callable[[torch.Tensor], int] = methodcaller("_use_count")  # references of C++
 foreach_norm = torch._foreach_norm
 unscale_gradients = torch._amp_foreach_non_finite_check_and_unscale_
 current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs; or None

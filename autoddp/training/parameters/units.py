@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autoddp.allocator import give_back_memory
 from autoddp.comm.context import Code
-from autoddp.torch_internals import storage_uses
+from autoddp.torch_internals import storage_uses, tensor_uses
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.parameters.attributes import move_hooks
 from autoddp.training.parameters.layout import cut_evenly, is_dense
@@ -171,7 +171,7 @@ def shardable(p: Any) -> bool:
         and p.numel() > 0
         and is_dense(p)
         and p.device.type != "meta"
-        and p._use_count() == 1
+        and tensor_uses(p) == 1
         and storage_uses(p) <= 1
         and p.untyped_storage().nbytes() == p.nbytes
     )
