@@ -245,7 +245,7 @@ def arrays_that_the_forward_writes_into():
             x += 0.25
             array[:, 1] = 0.5
             h = self.first(x)
-            h = h * float(array.sum()) + self.second(x).sum(1, keepdim=True)
+            h = h * float(array.mean()) + self.second(x).sum(1, keepdim=True)
             with torch.no_grad():
                 array[:, 2] = 3
                 h += self.second(x)[:, :1]
