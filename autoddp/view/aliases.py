@@ -11,8 +11,8 @@ Both are copies in place that autograd records, so a gradient takes the way of t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from autoddp.report import users_line
 from autoddp.torch_internals import FunctionalTensor, outside_transforms, transform
-from autoddp.view.redistribute import Gather, all_gather_rows, node_name, shard, with_node_name
+from autoddp.view.redistribute import Gather, all_gather_rows, gather, same_mode, shard
 
 if TYPE_CHECKING:
     from autoddp.view.shard_sizes import Spec
@@ -76,6 +76,8 @@ class Base:
     seen = (-1, -1)  # versions of rows and whole when they were equal
     # of the base without a source, which stands for all in this memory
     exported = raw = False
+    writes = 0
+    copies: weakref.WeakValueDictionary[int, Tensor] | None = None  # by `id`: views gathered alone
     detached: weakref.WeakValueDictionary[int, Base] | None = None  # by `id`, in order
 
     def __init__(
@@ -95,6 +97,14 @@ class Base:
             base = base.source[0]
         return base
 
+    def gathered_alone(self, rows: Tensor, spec: Spec) -> Tensor:
+        """Gather a view, `rows` in this root's memory, into memory of its own."""
+        whole = gather(rows, spec, rows.requires_grad and torch.is_grad_enabled())
+        if self.copies is None:
+            self.copies = weakref.WeakValueDictionary()
+        self.copies[id(whole)] = whole
+        return whole
+
     def gathered(self) -> Tensor:
         """Return the whole; one all-gather serves until the rows are written."""
         whole, rows = self.whole, self.rows
@@ -111,17 +121,9 @@ class Base:
             base, path = self.source
             known = along(path, base.gathered())
             known = known.data if self.own_version else known.detach()
-        rows = self.rows
-        needs = rows.requires_grad and not rows.is_inference()
-        with (
-            outside_transforms() if transform() else nullcontext(),
-            same_mode(rows),
-            torch.set_grad_enabled(needs),
-        ):
-            if known is None or needs:
-                gather = with_node_name(Gather, node_name(rows)) if needs else Gather
-                known = gather.apply(rows, self.spec.sizes, self.spec.dim, known)
-        assert known is not None
+        needs = self.rows.requires_grad and not self.rows.is_inference()
+        if known is None or needs:
+            known = gather(self.rows, self.spec, needs, known)
         self.keep(known)
         if self.source is not None:
             root = self.root
@@ -173,6 +175,7 @@ class Base:
         if not written and (untracked or root.raw or root.whole.is_inference()):
             root._pull_values()
         if written:
+            root.outdate()
             for base in bases:
                 base.seen = (version(base.rows), version(base.whole))
 
@@ -195,12 +198,22 @@ class Base:
         new = shard(self.whole.detach(), self.spec.sizes, self.spec.dim)
         rows, new = once(self.rows.data, new)
         if rows.data_ptr() != new.data_ptr() or rows.stride() != new.stride():
+            if self.copies and not torch.equal(rows, new):
+                self.outdate()
             with same_mode(self.rows):
                 rows.copy_(new)
+
+    def outdate(self) -> None:
+        """Note a write into this memory: views of this root that were gathered alone are stale."""
+        self.writes += 1
+        for copy in (self.copies or {}).values():
+            forget(copy)
+        self.copies = None
 
     def wrote(self) -> None:
         """Note that all ranks have written into the rows: the whole is stale."""
         root = self.root
+        root.outdate()
         if root.whole is None:
             return
         if not root.exported:
@@ -214,9 +227,9 @@ class Base:
         with same_mode(whole):
             graph = rows.requires_grad and torch.is_grad_enabled()
             with torch.set_grad_enabled(graph):
-                gather = Gather.apply if graph else all_gather_rows
+                function = Gather.apply if graph else all_gather_rows
                 given = rows if graph else rows.detach()
-                kept, new = once(whole, gather(given, self.spec.sizes, self.spec.dim))
+                kept, new = once(whole, function(given, self.spec.sizes, self.spec.dim))
                 kept.copy_(new)
         self.node = whole.grad_fn
         for base in root._all():
@@ -248,19 +261,6 @@ def exposes(out: Any, whole: Tensor, name: str) -> bool:
     return not isinstance(out, Tensor) and name in RAW
 
 
-@contextmanager
-def same_mode(x: Tensor) -> Iterator[None]:
-    """Enable inference mode if `x` was created in it, else disable it."""
-    if x.is_inference() == torch.is_inference_mode_enabled():
-        yield
-    else:
-        with (
-            torch.inference_mode(x.is_inference()),
-            torch.set_grad_enabled(torch.is_grad_enabled()),
-        ):
-            yield
-
-
 def memory_of(x: Tensor) -> int | None:
     """Return an identifier of the storage of `x`; None if `x` is not strided."""
     if x.layout is not torch.strided:
@@ -277,8 +277,3 @@ def shares_memory(out: Tensor, local: Tensor) -> bool:
 def version(x: Tensor | None) -> int:
     """Return the version counter of `x`; -1 for an inference tensor, which has none."""
     return -1 if x is None or x.is_inference() else x._version
-
-
-def is_shape(x: Any) -> bool:
-    """Return whether `x` is a `torch.Size`, a leaf of trees: `Tensor.new` reads a tuple as data."""
-    return isinstance(x, torch.Size)

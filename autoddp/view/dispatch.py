@@ -17,7 +17,7 @@ from autoddp.torch_internals import (
     has_own_functions,
     transform,
 )
-from autoddp.view.aliases import exposes, is_shape
+from autoddp.view.aliases import exposes
 from autoddp.view.error_messages import OTHERS, WRONG, reword
 from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
@@ -25,6 +25,7 @@ from autoddp.view.sharded_tensor import (
     DistributedTensor,
     Partial,
     ShardedTensor,
+    is_shape,
     leaves_in,
 )
 from autoddp.view.state import View

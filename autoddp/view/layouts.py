@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import plain_tensors
-from autoddp.view.aliases import is_shape
 from autoddp.view.shard_sizes import Spec, local_strides, whole_strides
-from autoddp.view.sharded_tensor import ShardedTensor, leaves_in, wrap
+from autoddp.view.sharded_tensor import ShardedTensor, is_shape, leaves_in, wrap
 
 if TYPE_CHECKING:
     from autoddp.view.local_call import LocalCall

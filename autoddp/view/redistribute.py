@@ -8,6 +8,8 @@ and for replicated work alike, and averaging it twice changes nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from autoddp.view.shard_sizes import ShardSizes, whole_strides
+from autoddp.torch_internals import outside_transforms, transform
+from autoddp.view.shard_sizes import ShardSizes, Spec, whole_strides
 
 
 def agreed_strides(local: Tensor, sizes: ShardSizes, dim: int) -> tuple[int, ...]:
@@ -83,6 +86,31 @@ class Gather(Boundary):
         if torch.is_grad_enabled() and g.requires_grad:  # for a second derivative
             return Scatter.apply(g, ctx.sizes, ctx.dim) * size, None, None, None
         return ctx.sizes.shard(g, ctx.dim) * size, None, None, None
+
+
+def gather(rows: Tensor, spec: Spec, graph: bool, known: Tensor | None = None) -> Tensor:
+    """All-gather rows, with a graph or without; `known` is the whole if only that is missing."""
+    with (
+        outside_transforms() if transform() else nullcontext(),
+        same_mode(rows),
+        torch.set_grad_enabled(graph),
+    ):
+        function = with_node_name(Gather, node_name(rows)) if graph else Gather
+        whole: Tensor = function.apply(rows, spec.sizes, spec.dim, known)
+        return whole
+
+
+@contextmanager
+def same_mode(x: Tensor) -> Iterator[None]:
+    """Enable inference mode if `x` was created in it, else disable it."""
+    if x.is_inference() == torch.is_inference_mode_enabled():
+        yield
+    else:
+        with (
+            torch.inference_mode(x.is_inference()),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
+            yield
 
 
 class Scatter(Boundary):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from autoddp.torch_internals import outside_transforms, transform
-from autoddp.view.aliases import Base, Path, Step, along, forget, same_mode, version
+from autoddp.view.aliases import Base, Path, Step, along
 from autoddp.view.pending_sums import Part
-from autoddp.view.redistribute import Gather, SumOverRanks, node_name, with_node_name
+from autoddp.view.redistribute import SumOverRanks, node_name, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
@@ -64,7 +62,7 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
     base: Base | None  # made when it is needed
     path: Path  # of the functions that make this view of its base
     _whole: Tensor | None  # of a small view that was gathered without its base
-    _seen: int  # the version of the rows then
+    _seen: int  # the writes into its memory then
 
     @staticmethod
     def __new__(
@@ -151,17 +149,13 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
             return along(self.path, base.gathered())
         rows, whole = self._local, self._whole
         needs = rows.requires_grad and torch.is_grad_enabled()
-        if whole is None or self._seen != version(rows) or (needs and not whole.requires_grad):
-            with outside_transforms() if transform() else nullcontext(), same_mode(rows):
-                gather = with_node_name(Gather, node_name(rows)) if needs else Gather
-                whole = self._whole = gather.apply(rows, self.spec.sizes, self.spec.dim)
-            self._seen = version(rows)
+        if whole is None or self._seen != root.writes or (needs and not whole.requires_grad):
+            whole = self._whole = root.gathered_alone(rows, self.spec)
+            self._seen = root.writes
         return whole
 
     def wrote(self) -> None:
         """Note that all ranks have written into their rows of the batch."""
-        forget(self._whole)
-        self._whole = None
         if self.base is not None:
             self.base.wrote()
 
@@ -277,6 +271,11 @@ WRITTEN: dict[type, Callable[[Any], Tensor]] = {
     ShardedTensor: ShardedTensor.full,
     Partial: Partial.full,
 }
+
+
+def is_shape(x: Any) -> bool:
+    """Return whether `x` is a `torch.Size`, a leaf of trees: `Tensor.new` reads a tuple as data."""
+    return isinstance(x, torch.Size)
 
 
 def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:

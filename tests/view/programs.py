@@ -181,10 +181,15 @@ class Program:
         self.sizes = p.choice(SIZES)
         self.cube = p.random() < 0.2
         self.steps = p.randint(4, 12)
+        self.inference = p.random() < 0.1
         self.log: list[str] = []
 
     def run(self, cut: Callable[[Tensor], Tensor]) -> list[Any]:
         """Run it on batches cut by `cut`; return all that it says."""
+        with torch.inference_mode(self.inference):
+            return self._run(cut)
+
+    def _run(self, cut: Callable[[Tensor], Tensor]) -> list[Any]:
         p, total = Pick(self.seed + 1), sum(self.sizes)
         shape = (total,) * (3 if self.cube else 2)
         generator = torch.Generator().manual_seed(self.seed)

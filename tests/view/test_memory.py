@@ -57,6 +57,20 @@ def arrays(x: Tensor, net: nn.Module) -> Any:
 
 
 @case
+def views_that_were_gathered_alone(x: Tensor, net: nn.Module) -> Any:
+    z = net(x)
+    first, rest = z[:, :1], z[:, 1:]
+    said = [first.tolist(), rest.tolist()]
+    z.data.mul_(2)
+    said += [first.tolist(), rest.tolist()]
+    z.data[:, 0] = 5
+    said += [first.tolist(), rest.tolist()]
+    with torch.no_grad():
+        z.add_(1)
+    return [*said, first.tolist(), rest.tolist(), z.tolist()]
+
+
+@case
 def addresses(x: Tensor, net: nn.Module) -> Any:
     (ctypes.c_double * x.numel()).from_address(x.data_ptr())[3] = 5.0
     torch.tensor([], dtype=x.dtype).set_(x.untyped_storage())[0] = 100
