@@ -151,8 +151,9 @@ def view_or_copy(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) 
     if (me.sizes.smallest > 1 and me.sizes.blocks == 1) or me.local.layout is not torch.strided:
         return call
     strides = agreed_strides(me.local, me.sizes, me.shard_dim)
-    whole = torch.empty_strided(me.shape, strides, dtype=me.dtype, device="meta")
-    made = func(whole, *args[1:], **kwargs)
+    with torch.inference_mode(False):  # in which no tensor tells whether it is a view
+        whole = torch.empty_strided(me.shape, strides, dtype=me.dtype, device="meta")
+        made = func(whole, *args[1:], **kwargs)
     if made is whole:
         return me
     out = call.run(func, args, kwargs)
