@@ -45,7 +45,7 @@ def layout_of(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> 
         return Layout(_of_view(func, args, kwargs), [])
     given = [x for x in leaves_in(args, kwargs) if isinstance(x, Tensor) and x.dim()]
     with plain_tensors():
-        alike = {(x.shape, x.stride()) for x in given}
+        alike = {(x.shape, steps(x)) for x in given}
         first = next(x for x in given if type(x) is ShardedTensor)
         dense = torch.ops.aten.is_non_overlapping_and_dense(_meta(first))
         if call.keeps_layout and len(alike) == 1 and dense:
@@ -124,9 +124,12 @@ def _key(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None
     with plain_tensors():
         given = [x for x in leaves_in(args, kwargs) if isinstance(x, Tensor)]
-        return schema, *(
-            tuple(step for n, step in zip(x.shape, x.stride(), strict=True) if n > 1) for x in given
-        )
+        return schema, *map(steps, given)
+
+
+def steps(x: Tensor) -> Strides:
+    """Return the strides of dimensions that have several elements: ranks agree on these alone."""
+    return tuple(step for n, step in zip(x.shape, x.stride(), strict=True) if n > 1)
 
 
 def laid_out(out: Tensor, spec: Spec, strides: Strides | None, fresh: bool) -> Tensor:

@@ -267,6 +267,15 @@ class Program:
 
 def check(seed: int) -> str | None:
     """Return how a program on ranks differs from one process; None if it does not."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # for functions of integers, too
+    try:
+        return _check(seed)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _check(seed: int) -> str | None:
     program = Program(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
