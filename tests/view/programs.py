@@ -159,7 +159,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": torch.randn_like,
     "uniform": torch.rand_like,
     "integers": lambda x: torch.randint_like(x, 9),
-    "dropout": lambda x: F.dropout(x, 0.4),
+    # torch draws for integers before it refuses them, ranks do not
+    "dropout": lambda x: F.dropout(x if x.is_floating_point() else x.double(), 0.4),
     "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
     "filled": lambda x: torch.empty_like(x).normal_(),
     "exponential": lambda x: x.detach().clone().exponential_(),
