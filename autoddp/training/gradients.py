@@ -162,8 +162,7 @@ class Gradients(Feature):
             )
 
         def after(parameter: Tensor) -> None:
-            true = self.backwards.alone and id(parameter) not in self.backwards.pending.leaves
-            if not (true or is_shard(parameter)):  # it may have been sharded since
+            if not (self.backwards.alone or is_shard(parameter)):  # it may be sharded by now
                 self.backwards.replicas.average([parameter])
             hook(parameter)
 

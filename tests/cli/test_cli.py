@@ -28,7 +28,9 @@ def asked(monkeypatch, tmp_path):
         assert cli.command(["run", *arguments]) == 0
         return calls[-1]
 
-    return ask
+    with pytest.MonkeyPatch.context() as own:
+        own.delenv("AUTODDP_PLACEMENT")  # of this suite
+        yield ask
 
 
 def test_everything_after_the_script_is_the_scripts(asked):

@@ -161,14 +161,17 @@ def second_derivatives():
 
 @changing
 def hooks_on_parameters():
-    model, seen = mlp(), []
+    model, seen, dummy = mlp(), [], sgd(mlp())
     model[0].weight.register_hook(lambda g: seen.append(g.clone()))
     model[0].bias.register_hook(lambda g: g.clamp(-0.01, 0.01))
     model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
     optimizer = sgd(model)
-    for number, (x, y) in enumerate(batches(60, 6)):
+    for number, (x, y) in enumerate(batches(90, 6)):
         F.cross_entropy(model(x), y).backward()
-        if number % 2:
+        if number == 8:  # by rows, and averaged later
+            model[2].bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+        dummy.step()
+        if number % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
     return seen, weights(model)
@@ -311,6 +314,27 @@ def test_averages_remain_on_ranks_that_may_not_be_alike():
     assert [seen.value for seen in there] == [True, True], there
     assert on_ranks(lambda run: counted(run, "cuda"), placement="replicated") == [True, True]
     assert on_ranks(counted, placement="replicated") == [False, False]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_all_loaders_hand_out_whole_batches(name):
+    def kinds(run):
+        loader = DataLoader(Items(draws=name == "items"), 6, **LOADERS[name])
+        return [type(x) is torch.Tensor and len(x) for x, _ in loader]
+
+    assert on_ranks(kinds, placement="replicated") == [[6] * 6 + [4]] * 2
+
+
+def test_a_guess_of_rows_outlives_whole_batches():
+    """A module that is called replicated does not show that its inputs cannot be sharded."""
+
+    def dims(run):
+        model, found = nn.GRU(3, 4), []
+        for run.view.replicates in (False, True, False, False):
+            found.append(getattr(model(torch.randn(5, 9, 3))[0], "shard_dim", None))
+        return found
+
+    assert on_ranks(dims) == [[1, None, 1, 1]] * 2
 
 
 # ---- the choice
