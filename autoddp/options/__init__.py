@@ -82,11 +82,11 @@ class Options:
         choices=("auto", "sharded", "replicated"),
     )
     placement: str = option(
-        "auto",
+        "sharded",
         "What a rank computes: sharded is its rows of each batch, replicated is whole batches, "
         "which is faster if a step takes little time; auto tries both for some steps.",
         *(DECORATOR, BENCH),
-        choices=("auto", "sharded", "replicated"),
+        choices=("sharded", "auto", "replicated"),
     )
     loading: str = option(
         "auto",
