@@ -70,7 +70,8 @@ def _of_view(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Strides | Non
         made = func(whole, *args[1:], **kwargs)
     except NotImplementedError:
         made = whole.clone()  # a tensor without memory cannot be copied to a device
-    return [x.stride() for x in (made if isinstance(made, (tuple, list)) else [made])]
+    outs = made if isinstance(made, (tuple, list)) else [made]
+    return [x.stride() if isinstance(x, Tensor) else None for x in outs]  # `x.type()` is a string
 
 
 def _meta(x: Tensor) -> Tensor:

@@ -19,5 +19,5 @@ for n, batch_size in ((9, 2), (1, 4), (11, 5), (16, 4), (7, 1)):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(n, len(x), loss.item(), output[:0].shape, output[-1].item())
+        print(n, len(x), loss.item(), output[:0].shape, output[-1].item(), x.type())
 torch.save(net.state_dict(), "net.pt")
