@@ -98,9 +98,13 @@ def held_by_a_rank():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.1)
-    loaded = optimizer.state_dict()
-    optimizer.load_state_dict(loaded)
-    del loaded
+    shares = [share(model, before, whole)]  # of states as they were made
+    optimizer.load_state_dict(optimizer.state_dict())
+    return [*shares, share(model, before, whole)]
+
+
+def share(model, before, whole):
+    """Bytes held since `before` with gradients, of those of the whole model."""
     model.zero_grad()
     model(torch.ones(4, 64)).square().mean().backward()
     grads = [p.grad for p in model.parameters()]  # else they are no objects of Python
@@ -112,5 +116,5 @@ def held_by_a_rank():
 @RANKS
 def test_a_rank_holds_its_share_of_all_that_a_parameter_has(nproc):
     """The parameter, its gradient, two states and an average: five parts, each sharded."""
-    for part in training.on_ranks(held_by_a_rank, nproc, parameters="sharded"):
-        assert part == pytest.approx(5 / nproc, rel=0.03)
+    for parts in training.on_ranks(held_by_a_rank, nproc, parameters="sharded"):
+        assert parts == pytest.approx([5 / nproc] * 2, rel=0.03)
