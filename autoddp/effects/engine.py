@@ -7,6 +7,7 @@ a worker process), on the thread that runs the script, outside of a data set's f
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ class Effects(WhoActs):
         self.context.ending = self.context.over = False  # a group may run several jobs
         self.nodes: Nodes | None = None  # on several nodes
         self.before_save: list[Callable[[], None]] = []  # called on all ranks before a checkpoint
+        # around a call that writes a file, with whether this rank keeps what it gathers
+        self.saving: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext()
 
     def where(self, path: Any, follow: bool = True) -> Any:
         """Return the path from which this rank reads `path`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.comm.outcome import Outcome
@@ -16,6 +18,9 @@ from autoddp.effects.who_acts import Mode
 from autoddp.effects.writers import Writer
 from autoddp.patching import Call
 from autoddp.view.sharded_tensor import WRITTEN
+
+# arguments that a writer reads without gathering, beside those of classes in `WRITTEN`
+KNOWN = {torch.Tensor, torch.nn.Parameter, str, int, float, bool, bytes, type(None)}
 
 
 class WriteCall:
@@ -66,19 +71,29 @@ class WriteCalls:
         if mode is Mode.PASS_THROUGH or not writing.path or writing.mode == "a":
             return call.plain()  # functions that append use the patched `open`
         agreed = mode is Mode.SYNCED
-        if agreed:
-            for check in effects.before_save if row.blind else ():
-                check()
-            if not row.blind:  # pickling gathers
-                writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
-                # wait until no rank reads the old content, as a folder is written in place
-                effects.do_on_rank0(writing.site, lambda: None)
+        for check in effects.before_save if agreed and row.blind else ():
+            check()
         writers = effects.writers(writing.path, agreed)
         real = effects.rank in writers.ranks
-        return self._together(writing, writers, real) if agreed else self._alone(writing, real)
+        if not agreed:
+            return self._alone(writing, real)
+        given = call.args, call.kwargs
+        alone = row.silent and all(
+            type(x) in KNOWN or type(x) in WRITTEN for x in tree_leaves(given)
+        )
+        # other ranks call most writers, whose result is theirs: they need all of the tensors
+        with effects.saving(real) if row.blind or alone else nullcontext():
+            if not row.blind:  # pickling gathers
+                writing = WriteCall(Call(call.wrapped, *whole(given)), row)
+                # wait until no rank reads the old content, as a folder is written in place
+                effects.do_on_rank0(writing.site, lambda: None)
+            return self._together(writing, writers, real, alone)
 
-    def _together(self, writing: WriteCall, writers: Writers, real: bool) -> Any:
-        """Write on rank 0, and move the file into place once all ranks have made the call."""
+    def _together(self, writing: WriteCall, writers: Writers, real: bool, alone: bool) -> Any:
+        """Write on rank 0, and move the file into place once all ranks have made the call.
+
+        With `alone`, other ranks do not make it, as it gathers nothing and returns nothing.
+        """
         effects = self._effects
 
         def finish() -> list[Any]:
@@ -88,8 +103,8 @@ class WriteCalls:
 
         with effects.context.internal(), Draft(writing.path) as draft:
             written = Outcome.of(lambda: draft.write(writing.to)) if real else None
-            outcome = written or self._discard(writing)
-            if real and outcome.error is not None:
+            outcome = written or (Outcome() if alone else self._discard(writing))
+            if real and outcome.error is not None and not alone:
                 self._discard(writing)  # other ranks still gather, which needs this rank
             value = effects.do_on_rank0(writing.site, finish, writers=writers)
             if not real:

@@ -19,6 +19,7 @@ class Writer:
         position: The position of that argument if the function, written in C, has no signature.
         mode: The mode without an argument `mode`; "a" keeps the old content.
         blind: Whether it ignores the file's name and old content, so that /dev/null serves as well.
+        silent: Whether it returns nothing.
     """
 
     target: str
@@ -26,6 +27,7 @@ class Writer:
     position: int | None = None
     mode: str = "w"
     blind: bool = False
+    silent: bool = False
 
 
 def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tuple[Writer, ...]:
@@ -50,7 +52,8 @@ FILES = (
     *rows("torch.autograd.profiler:profile", "export_chrome_trace", "path"),
     *rows("torchvision.io", "write_png write_jpeg write_video write_file", "filename"),
     *rows("torchaudio", "save", "uri"),
-    *rows("safetensors.torch", "save_file save_model", "filename"),
+    *rows("safetensors.torch", "save_file", "filename", silent=True),
+    *rows("safetensors.torch", "save_model", "filename"),
     *rows("safetensors.numpy", "save_file", "filename"),
     *rows("tokenizers:Tokenizer", "save", "path", position=0),
     *rows("cv2", "imwrite imwritemulti", "filename", position=0),

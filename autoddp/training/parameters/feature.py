@@ -17,6 +17,7 @@ from autoddp.torch_internals import SavedTensors, device_of, in_backward
 from autoddp.training.parameters import functions as functions  # implements them
 from autoddp.training.parameters.choice import Choice
 from autoddp.training.parameters.functions import Alias, on_wholes
+from autoddp.training.parameters.saving import saving
 from autoddp.training.parameters.shard import (
     ShardedParameter,
     held,
@@ -56,6 +57,7 @@ class ShardedParameters(Feature):
         """Free what is gathered before each step of an optimizer."""
         clear = register_optimizer_step_pre_hook(lambda *_: self.wholes.clear())
         undo.callback(clear.remove)
+        self.run.effects.saving = functools.partial(saving, self.wholes)
 
     def _applies(self) -> bool:
         context = self.run.view.context

@@ -18,6 +18,7 @@ from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementa
 from autoddp.training.parameters.attributes import ANSWERS, MEMORY, METADATA
 from autoddp.training.parameters.graph import SavedParameters, whole_of
 from autoddp.training.parameters.layout import is_dense
+from autoddp.training.parameters.saving import pickled_by_torch
 from autoddp.training.parameters.shard import (
     CLASS,
     HELD,
@@ -28,9 +29,9 @@ from autoddp.training.parameters.shard import (
     held,
     is_shard,
     refuse_threads,
-    separate,
     state_of,
     version,
+    written,
 )
 from autoddp.training.parameters.shardwise import (
     COPIES,
@@ -38,7 +39,7 @@ from autoddp.training.parameters.shardwise import (
     reduce_shards,
     run_on_shards,
 )
-from autoddp.training.parameters.wholes import address
+from autoddp.training.parameters.wholes import address, within
 from autoddp.view import dispatch as view_dispatch
 from autoddp.view.sharded_tensor import WRITTEN, TensorType, leaves_in
 from autoddp.view.table import in_place
@@ -85,20 +86,26 @@ class Alias(Tensor, metaclass=TensorType):
         """Pickle the view of a parameter that has memory of its own."""
         with plain_tensors():
             needs = self.requires_grad
-        return separate_view(self).requires_grad_(needs).__reduce_ex__(protocol)
+        made = (written_view if pickled_by_torch() else separate_view)(self)
+        return made.requires_grad_(needs).__reduce_ex__(protocol)
 
 
-def separate_view(x: Any, addressed: bool = False) -> Tensor:
+def separate_view(x: Any, whole_of: Any = None) -> Tensor:
     """Return a view of a parameter as one of memory that has no other parameter."""
     region: Region = x.__dict__[REGION]
-    wholes = region.of.wholes
-    whole = (wholes.addressed if addressed else wholes.separate)(region.of)
+    whole = (whole_of or region.of.wholes.separate)(region.of)
     with plain_tensors():
         return whole.as_strided(x.size(), x.stride(), region.offset(x))
 
 
+def written_view(x: Any) -> Tensor:
+    """Return a view of a parameter for a file that is being written."""
+    saving = x.__dict__[REGION].of.wholes.saving
+    return separate_view(x, saving and saving.whole)
+
+
 def _of_memory(function: Any) -> Any:
-    return lambda x: function(separate_view(x, addressed=True))
+    return lambda x: function(separate_view(x, x.__dict__[REGION].of.wholes.addressed))
 
 
 OF_MEMORY = {getattr(Tensor, name): _of_memory(getattr(Tensor, name)) for name in MEMORY}
@@ -266,18 +273,12 @@ def _aliased(
     memory = address(out)
     for key, x in found.items():
         whole = given[key]
-        if address(whole) != memory or not (key in regions or _within(out, whole)):
+        if address(whole) != memory or not (key in regions or within(out, whole)):
             continue
         out.__dict__[REGION] = regions[key] if key in regions else Region(held(x), whole)
         CLASS.__set__(out, Alias)
         return out
     return out
-
-
-def _within(view: Tensor, whole: Tensor) -> bool:
-    """Return whether a view begins in the memory of a whole parameter, not in its neighbour's."""
-    start = whole.storage_offset()
-    return bool(start <= view.storage_offset() < start + max(1, whole.numel()))
 
 
 def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -291,5 +292,5 @@ _kind: Any  # mypy rejects assigning these two methods
 for _kind in (ShardedParameter, ShardedState):
     _kind.__torch_function__ = classmethod(torch_function)
     _kind.__torch_dispatch__ = classmethod(torch_dispatch)
-WRITTEN.update({ShardedParameter: separate, ShardedState: separate, Alias: separate_view})
+WRITTEN.update({ShardedParameter: written, ShardedState: written, Alias: written_view})
 view_dispatch.FIRST.update((ShardedParameter, ShardedState, Alias))

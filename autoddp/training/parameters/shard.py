@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors, swap_implementation
 from autoddp.training.parameters.layout import Layout
+from autoddp.training.parameters.saving import pickled_by_torch
 from autoddp.view.sharded_tensor import TensorType
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Sharded:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the whole tensor; those in one memory are in one memory again."""
-        whole = separate(self)
+        whole = written(self) if pickled_by_torch() else separate(self)
         whole.__dict__.update({k: v for k, v in self.__dict__.items() if k != HELD})
         return whole.__reduce_ex__(protocol)
 
@@ -155,8 +156,14 @@ def printed(x: Any) -> Tensor:
 
 
 def separate(x: Any) -> Tensor:
-    """Return the whole of a sharded tensor in memory of its own, as a file gets it."""
+    """Return the whole of a sharded tensor in memory of its own."""
     return _of_kind(x, held(x).wholes.separate(held(x)))
+
+
+def written(x: Any) -> Tensor:
+    """Return the whole of a sharded tensor for a file that is being written."""
+    saving = held(x).wholes.saving
+    return separate(x) if saving is None else _of_kind(x, saving.whole(held(x)))
 
 
 def _of_kind(x: Any, whole: Tensor) -> Tensor:

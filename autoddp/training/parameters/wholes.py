@@ -19,6 +19,7 @@ from autoddp.training.parameters.layout import (
     cut_evenly,
     whole_of_rows,
 )
+from autoddp.training.parameters.saving import Saving
 from autoddp.training.parameters.shard import Held, refuse_threads
 from autoddp.view.state import View
 
@@ -105,6 +106,7 @@ class Wholes:
         self.kept: dict[Unit, Gathered] = {}  # the one used last comes last
         self.by_address: dict[int, Gathered] = {}
         self._held: list[torch.UntypedStorage] = []
+        self.saving: Saving | None = None
 
     def gathered(self, unit: Unit, members: list[Held]) -> Gathered:
         """Return the whole parameters of a unit."""
@@ -224,3 +226,9 @@ class _Internal:
 def address(x: Tensor) -> int:
     """Return the address of a tensor's memory."""
     return x.untyped_storage().data_ptr()
+
+
+def within(view: Tensor, whole: Tensor) -> bool:
+    """Return whether a view begins in the memory of a whole parameter, not in its neighbour's."""
+    start = whole.storage_offset()
+    return bool(start <= view.storage_offset() < start + max(1, whole.numel()))
