@@ -268,7 +268,7 @@ def _aliased(
     """Note which results are views of a gathered tensor."""
     if type(out) in (tuple, list):
         return type(out)(_aliased(x, found, given, regions) for x in out)
-    if type(out) is not Tensor or not out._is_view():
+    if type(out) is not Tensor or not (out._is_view() or torch.is_inference_mode_enabled()):
         return out
     memory = address(out)
     for key, x in found.items():

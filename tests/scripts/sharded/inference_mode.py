@@ -25,6 +25,12 @@ for a, b in loader:
         model[4].bias.add_(0.1)
     loss.backward() if model[0].weight.grad is None else None
     optimizer.step()
+    with torch.inference_mode():
+        row = model[2].weight[1]
+        row.fill_(0.25)
+        model[2].weight.T[0].mul_(2)
+        model[4].weight.view(-1)[5:7].add_(1)
+        print(row.tolist(), model[4].weight.sum().item())
     half = copy.deepcopy(model).half()
     print({p.dtype for p in half.parameters()}, sum(p.float().sum() for p in half.parameters()).item())
     print(loss.item(), [p.norm().item() for p in model.parameters()])
