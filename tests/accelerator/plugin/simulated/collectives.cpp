@@ -208,6 +208,14 @@ struct Collectives final : Backend {
       flat(out).copy_(at::cat(all[0]));
     });
   }
+  c10::intrusive_ptr<Work> _reduce_scatter_base(Tensor& out, Tensor& in, const c10d::ReduceScatterOptions&) override {
+    check(out);
+    return start("reduce_scatter", {in}, {out}, [this, out, in](Backend& way) {
+      Tensors sums{flat(in).clone()};
+      way.allreduce(sums)->wait();
+      flat(out).copy_(sums[0].chunk(getSize())[getRank()]);
+    });
+  }
   c10::intrusive_ptr<Work> barrier(const c10d::BarrierOptions&) override {
     Tensors xs{at::zeros({1}, at::TensorOptions().device(c10::Device(SIM, 0)))};
     auto work = allreduce(xs, {});
