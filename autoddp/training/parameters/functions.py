@@ -39,7 +39,7 @@ from autoddp.training.parameters.shardwise import (
     reduce_shards,
     run_on_shards,
 )
-from autoddp.training.parameters.wholes import address, within
+from autoddp.training.parameters.wholes import address, with_versions, within
 from autoddp.view import dispatch as view_dispatch
 from autoddp.view.sharded_tensor import WRITTEN, TensorType, leaves_in
 from autoddp.view.table import in_place
@@ -285,7 +285,7 @@ def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
     """Compute on whole tensors what reaches these below torch's functions, as an extension does."""
     found = [x for x in leaves_in(args, kwargs or {}) if is_shard(x)]
     refuse_threads(held(found[0]).wholes)
-    return on_wholes(func, args, kwargs or {})
+    return on_wholes(with_versions(func), args, kwargs or {})
 
 
 _kind: Any  # mypy rejects assigning these two methods

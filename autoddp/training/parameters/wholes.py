@@ -5,10 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.utils._pytree import tree_leaves
 
 from autoddp.comm.context import Code
 from autoddp.report import users_line
@@ -232,3 +235,19 @@ def within(view: Tensor, whole: Tensor) -> bool:
     """Return whether a view begins in the memory of a whole parameter, not in its neighbour's."""
     start = whole.storage_offset()
     return bool(start <= view.storage_offset() < start + max(1, whole.numel()))
+
+
+def with_versions(func: Any) -> Any:
+    """Return an operator that notes its writes, which autograd does only above itself."""
+    arguments = func._schema.arguments
+    writes = [x.alias_info is not None and x.alias_info.is_write for x in arguments]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        named = (kwargs.get(x.name) for x in arguments[len(args) :])
+        for x in tree_leaves([*compress((*args, *named), writes)]):
+            if isinstance(x, Tensor) and not x.is_inference():
+                increment_version(x)
+        return out
+
+    return call
