@@ -55,7 +55,6 @@ def clean_environ(monkeypatch):
     for name in (*ADDED, *OURS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv(variables.variable("placement"), "sharded")  # but where it is tested
 
 
 @pytest.fixture(autouse=True)

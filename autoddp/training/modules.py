@@ -69,8 +69,7 @@ class Modules(Checkpoints):
                 return plain(self, *args, **kwargs)
             run = plain
             if self._compiled_call_impl is not None or "_orig_mod" in self._modules:
-                alone = context.is_plain() or feature.view.replicates
-                if alone and not holds_parts(args, kwargs):
+                if context.is_plain() and not holds_parts(args, kwargs):
                     return plain(self, *args, **kwargs)  # torch.export may be tracing
                 run = feature.compiled(self)
             if self._backward_hooks and self._is_full_backward_hook is False:
@@ -118,12 +117,9 @@ class Modules(Checkpoints):
             self.calls[owner] = found
             return plain(model, **given)
 
-        whole = plain(model, **given)
-
         @functools.wraps(model)
         def run(*args: Any, **kwargs: Any) -> Any:
-            alone = self.view.replicates and not holds_parts(args, kwargs)
-            return (whole if alone else found)(*args, **kwargs)
+            return found(*args, **kwargs)
 
         return run
 

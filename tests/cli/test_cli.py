@@ -28,9 +28,7 @@ def asked(monkeypatch, tmp_path):
         assert cli.command(["run", *arguments]) == 0
         return calls[-1]
 
-    with pytest.MonkeyPatch.context() as own:
-        own.delenv("AUTODDP_PLACEMENT")  # of this suite
-        yield ask
+    return ask
 
 
 def test_everything_after_the_script_is_the_scripts(asked):
