@@ -52,6 +52,17 @@ def test_backwards_of_functions_and_of_operators_are_distinguished():
     assert found == [False, True, False]
 
 
+def test_uses_of_a_tensor_and_of_its_memory_are_counted():
+    x = torch.ones(3)
+    assert (torch_internals.tensor_uses(x), torch_internals.storage_uses(x)) == (1, 1)
+    y = x.detach()
+    assert (torch_internals.tensor_uses(x), torch_internals.storage_uses(x)) == (1, 2)
+    del y
+    held = (x.requires_grad_() * x).grad_fn  # a graph holds the tensor
+    assert torch_internals.tensor_uses(x) > 1
+    del held
+
+
 def test_the_engines_thread_is_recognised_and_runs_callbacks_at_the_end():
     found = []
 

@@ -100,8 +100,7 @@ def separate_view(x: Any, whole_of: Any = None) -> Tensor:
 
 def written_view(x: Any) -> Tensor:
     """Return a view of a parameter for a file that is being written."""
-    saving = x.__dict__[REGION].of.wholes.saving
-    return separate_view(x, saving and saving.whole)
+    return separate_view(x, x.__dict__[REGION].of.wholes.written)
 
 
 def _of_memory(function: Any) -> Any:

@@ -162,8 +162,7 @@ def separate(x: Any) -> Tensor:
 
 def written(x: Any) -> Tensor:
     """Return the whole of a sharded tensor for a file that is being written."""
-    saving = held(x).wholes.saving
-    return separate(x) if saving is None else _of_kind(x, saving.whole(held(x)))
+    return _of_kind(x, held(x).wholes.written(held(x)))
 
 
 def _of_kind(x: Any, whole: Tensor) -> Tensor:

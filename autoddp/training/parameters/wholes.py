@@ -176,6 +176,13 @@ class Wholes:
         self._held.append(whole.untyped_storage())
         return whole
 
+    def written(self, mine: Held) -> Tensor:
+        """Return the whole for a file that is being written."""
+        if self.saving is None:
+            return self.separate(mine)
+        refuse_threads(self)  # another thread may pickle meanwhile
+        return self.saving.whole(mine)
+
     def shard(self, whole: Tensor) -> Held:
         """Return what this rank holds of a whole tensor, which is gathered alone from now on."""
         (layout,), _ = cut_evenly([whole], self.group.size)
