@@ -40,11 +40,22 @@ def test_the_decorator_shards_them(alone, tmp_path):
     torch.testing.assert_close(torch.load(tmp_path / "last.pt"), alone[1])
 
 
+# its exit code tells whether the parameters were sharded, which `verify` does not say
+SEEN = """
+import sys
+from torch import nn
+weight = nn.Linear(30, 30).to("cpu").weight
+sys.exit(3 * (type(weight) is not nn.Parameter))
+"""
+
+
 def test_verify_compares_them(tmp_path):
-    """It says the lines of a run of ranks only if that run fails."""
     done = run_cli("verify", "--nproc", "2", *OPTIONS, cwd=tmp_path)
     assert done.rc == 0, done.err
     assert "equal: 2 ranks give the numbers of one process" in done.out + done.err
+    (tmp_path / "seen.py").write_text(SEEN)
+    done = run_cli("verify", "--nproc", "2", *OPTIONS[:2], "seen.py", cwd=tmp_path)
+    assert "the ranks end with exit code 3, one process with 0" in done.out + done.err
 
 
 def test_two_nodes_share_them(alone, tmp_path):
