@@ -147,16 +147,17 @@ class Group(Rpc):
                 self.start_all_reduce(target, op).wait()
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor, what: str = "all-gather") -> Tensor:
         """Gather the ranks' tensors, of one shape, stacked along a new first dimension.
 
-        They travel as bytes, since backends know some dtypes only.
+        They travel as bytes, since backends know some dtypes only. `what`, which ranks compare,
+        describes them.
         """
         out = x.new_empty((self.size, *x.shape))
         if not x.numel():
             return out
         self.gathered += out.nbytes - x.nbytes
-        with self.together("all-gather", x) as place, plain_tensors():
+        with self.together(what, x) as place, plain_tensors():
             if _is_small(x):
                 write(out, place.exchange(bytes_of(x), b"".join))
                 return out

@@ -16,6 +16,7 @@ from autoddp.effects.engine import Effects, Writers
 from autoddp.effects.ownership import whose
 from autoddp.effects.who_acts import Mode
 from autoddp.effects.writers import Writer
+from autoddp.errors import Disagreement, RankEnded
 from autoddp.patching import Call
 from autoddp.view.sharded_tensor import WRITTEN
 
@@ -104,6 +105,8 @@ class WriteCalls:
         with effects.context.internal(), Draft(writing.path) as draft:
             written = Outcome.of(lambda: draft.write(writing.to)) if real else None
             outcome = written or (Outcome() if alone else self._discard(writing))
+            if isinstance(outcome.error, (Disagreement, RankEnded)):
+                outcome.unwrap()  # raised on all ranks, of which none waits for another
             if real and outcome.error is not None and not alone:
                 self._discard(writing)  # other ranks still gather, which needs this rank
             value = effects.do_on_rank0(writing.site, finish, writers=writers)

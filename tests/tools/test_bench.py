@@ -17,7 +17,7 @@ from autoddp import cli
 from autoddp.options import Options
 from autoddp.process.script import Script
 from autoddp.tools.bench import command
-from autoddp.tools.bench.rows import GLOBAL, LOCAL, PLAIN, Row
+from autoddp.tools.bench.rows import GLOBAL, LOCAL, PLAIN, SHARDED, Row
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def seen(benched, tmp_path_factory):
 
 
 def test_samples_and_steps_are_counted_exactly(seen):
-    assert [row["row"] for row in seen.data["rows"]] == [PLAIN, GLOBAL, LOCAL]
+    assert [row["row"] for row in seen.data["rows"]] == [PLAIN, GLOBAL, LOCAL, SHARDED]
     for row in seen.data["rows"]:
         assert row["samples"] == 88, "evaluation is no training"
         assert (row["batch"], row["steps"]) == (8, 12)
@@ -163,7 +163,7 @@ def test_the_printed_tables(seen):
 def test_a_script_without_a_loader(benched):
     seen = benched(BY_HAND, rounds=2)
     assert seen.code == 0
-    assert [row["row"] for row in seen.data["rows"]] == [PLAIN, GLOBAL]
+    assert [row["row"] for row in seen.data["rows"]] == [PLAIN, GLOBAL, SHARDED]
     for row in seen.data["rows"]:
         assert (row["steps"], row["samples"], row["batch"]) == (7, 42, 6)
     shares = seen.row(GLOBAL)["shares"]

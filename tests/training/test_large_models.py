@@ -86,6 +86,15 @@ def test_auto_shards_what_does_not_fit(monkeypatch, free, sharded):
     assert Choice("sharded", Alone(), 1).why(large, torch.device("cpu"))
 
 
+def test_models_that_fill_a_host_s_memory_are_said_before_it_is_full(monkeypatch):
+    """S11: each rank of a node builds the model."""
+    large = [nn.Parameter(torch.empty(1 << 25))]
+    monkeypatch.setattr(choice, "free_on_host", lambda ranks: (1 << 28) // ranks)
+    assert "of host memory, of which 0.3 GB is left" in Choice("auto", Alone(), 8).crowding(large)
+    assert not Choice("auto", Alone(), 2).crowding(large)
+    assert not Choice("auto", Alone(), 8).crowding([large[0].to("meta")])
+
+
 def test_frozen_parameters_need_no_states():
     frozen = nn.Parameter(torch.empty(1000), requires_grad=False)
     assert choice.needed([frozen]) == (4000, 0)

@@ -108,3 +108,45 @@ def test_a_rank_killed_in_a_save_leaves_the_old_file(rank, warm, tmp_path):
     assert done.code == 128 + 9, done.err
     assert torch.load(tmp_path / "ranks/last.pt") == {"n": 0}
     assert os.listdir(tmp_path / "ranks") == ["last.pt"]
+
+
+APART = """
+import sys, torch
+from torch import nn
+import autoddp
+
+rank, way = autoddp.rank(), sys.argv[1]
+model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))).to("cpu")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.save({"n": 0}, "last.pt")
+if way == "loaded":  # each from a file of its own
+    model.load_state_dict({k: x + rank for k, x in torch.load("whole.pt").items()})
+if way == "written" and rank:
+    model[1].weight.data.mul_(2)
+if way == "gradient":
+    model[2].weight.grad = torch.full((32, 32), 1.0 + rank)
+    optimizer.step()
+torch.save(model.state_dict(), "last.pt")
+"""
+WAYS = {
+    "loaded": "was written into parameters at s.py:11 is not the same on all ranks (rank 0 has",
+    "written": "rank 1 is in «all-gather of shards, after 1 writes, of float32",
+    "gradient": "was written into parameters at s.py:15 is not the same on all ranks (rank 0 has",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_shards_that_are_not_of_one_whole_end_in_an_error_and_not_in_a_file(way, warm, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(APART)
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    torch.save(net.state_dict(), folder / "whole.pt")
+    command = ("autoddp", "run", "--nproc", "2", "--parameters", "sharded", str(script), way)
+    done = warm.run(*command, folder=folder)
+    assert done.code == 1
+    assert WAYS[way] in done.err, done.err
+    assert torch.load(folder / "last.pt") == {"n": 0}
+    assert sorted(os.listdir(folder)) == ["last.pt", "whole.pt"]

@@ -16,6 +16,7 @@ from autoddp.tools.record.recording import PARTS, Recording
 from autoddp.tools.record.script import Change
 
 PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "one process", "DataParallel", "global view", "local view"
+SHARDED = "sharded parameters"
 COMPUTING = "computing"
 WARM_UP = 5  # the most steps of a warm-up: decisions, allocations, DDP's new buckets
 FIGURES = ("steps", "samples", "batch", "seconds", "rate", "median")
@@ -104,6 +105,9 @@ def rows_of(options: Options, nprocs: Sequence[int], found: Devices) -> list[Row
         rows.append(Row(DATA_PARALLEL, one, 1, len(gpus), (replicate.setup,)))
     gpu_counts = [2**k for k in range(1, max(2, len(gpus)).bit_length())]
     for ranks in sorted({*nprocs} - {1}) if nprocs else gpu_counts:
-        for label, view in ((GLOBAL, "global"), (LOCAL, "local")):
-            rows.append(Row(label, replace(options, nproc=ranks, view=view), ranks, ranks))
+        ranked = replace(options, nproc=ranks, view="global")
+        ways = {GLOBAL: ranked, LOCAL: replace(ranked, view="local")}
+        if options.parameters == "auto":
+            ways[SHARDED] = replace(ranked, parameters="sharded")
+        rows += [Row(label, way, ranks, ranks) for label, way in ways.items()]
     return rows

@@ -103,7 +103,7 @@ def set_grad(x: Any, value: Any) -> None:
         mine.local.grad, mine.grad = held(value).local, value
         return
     whole = whole_tensor(value)
-    mine.local.grad = mine.layout.shard(whole, mine.wholes.group.rank).detach().clone()
+    mine.local.grad = mine.wholes.agreement.cut(whole.detach(), mine.layout).clone()
 
 
 @answers(slot("grad").__delete__)
@@ -191,7 +191,7 @@ def gradient_hook(x: Any, hook: Any) -> Any:
         new = hook(state_of(mine.like(gradient)))
         if new is None or (is_shard(new) and held(new).layout == mine.layout):
             return None if new is None else held(new).local
-        return mine.layout.shard(whole_tensor(new), mine.wholes.group.rank)
+        return mine.wholes.agreement.cut(whole_tensor(new), mine.layout)
 
     return call
 

@@ -92,6 +92,17 @@ class Choice:
             f"of {_size(free)} free on {device}"
         )
 
+    def crowding(self, parameters: list[Any]) -> str:
+        """Say how much host memory the models of this node's ranks take, if that is most of it."""
+        taken = self.ranks * sum(p.nbytes for p in parameters if p.is_cpu)
+        if taken < SMALL or taken <= SHARE * (taken + (left := free_on_host(1))):
+            return ""
+        return (
+            f"each of {self.ranks} ranks on this node has built the whole model, {_size(taken)} of "
+            f"host memory, of which {_size(left)} is left; if it runs out, use fewer "
+            "ranks for each node"
+        )
+
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"

@@ -54,8 +54,8 @@ class ShardedParameters(Feature):
         return options.parameters != "replicated"
 
     def setup(self, undo: ExitStack) -> None:
-        """Free what is gathered before each step of an optimizer."""
-        clear = register_optimizer_step_pre_hook(lambda *_: self.wholes.clear())
+        """Free what is gathered, and compare what was written, before each step of an optimizer."""
+        clear = register_optimizer_step_pre_hook(lambda *_: self.wholes.before_step())
         undo.callback(clear.remove)
         self.run.effects.saving = functools.partial(saving, self.wholes)
 
@@ -97,6 +97,9 @@ class ShardedParameters(Feature):
         new = [p for p in found if shardable(p)]
         if not new:
             return
+        crowding = self.choice.crowding(new)
+        if crowding:
+            self.run.report.say_once("memory", users_line(), crowding)
         why = self.choice.why(new, to or new[0].device)
         if not why:
             return
@@ -120,7 +123,7 @@ class ShardedParameters(Feature):
                 layout = held(p).layout
                 for key, x in state.items():
                     if type(x) is Tensor and x.shape == layout.shape and not x.requires_grad:
-                        local = layout.shard(x, self.group.rank).clone()
+                        local = self.wholes.agreement.cut(x, layout).clone()
                         state[key] = state_of(held(p).like(local))
         return out
 

@@ -252,7 +252,7 @@ def _write_back(mine: Held, whole: Tensor, region: Region | None) -> None:
     """Write a whole tensor into the shard of which it was gathered, or a view of it."""
     source = whole if region is None else region.whole
     with torch.no_grad():
-        mine.local.copy_(mine.layout.shard(source.detach(), mine.wholes.group.rank))
+        mine.local.copy_(mine.wholes.agreement.cut(source.detach(), mine.layout))
     mine.memory.writes += 1
     if region is not None:
         region.writes = mine.memory.writes

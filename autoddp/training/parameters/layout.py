@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from autoddp.comm.group import Group
+
+if TYPE_CHECKING:
+    from autoddp.training.parameters.shard import Held
 
 
 @dataclass(frozen=True)
@@ -79,17 +83,20 @@ def cut_evenly(shapes: Sequence[Tensor], ranks: int) -> tuple[list[Layout], list
     return layouts, offsets
 
 
-def all_gather(group: Group, locals_: Sequence[Tensor], layouts: Sequence[Layout]) -> Tensor:
+def all_gather(group: Group, members: Sequence[Held]) -> Tensor:
     """Gather the shards of several tensors of one dtype and device, in one collective.
+
+    Ranks compare how often their shards have been written into.
 
     Returns:
         The elements of each rank as a row, one tensor after the other, with a rest to ignore.
     """
-    longest = max(sum(x.length(r) for x in layouts) for r in range(group.size))
-    own = torch.cat([*(x.detach() for x in locals_)])
+    longest = max(sum(x.layout.length(r) for x in members) for r in range(group.size))
+    own = torch.cat([x.local.detach() for x in members])
     if own.numel() < longest:
         own = torch.cat([own, own.new_zeros(longest - own.numel())])
-    return group.all_gather(own)
+    writes = sum(x.memory.writes for x in members)
+    return group.all_gather(own, f"all-gather of shards, after {writes} writes,")
 
 
 def whole_of_rows(rows: Tensor, layout: Layout) -> Tensor:

@@ -61,7 +61,7 @@ class Saving:
     def _flat(self, mine: Held) -> Tensor:
         layout, local = mine.layout, mine.local.detach()
         with self._wholes.internal():
-            rows = all_gather(self._wholes.group, [local], [layout])
+            rows = all_gather(self._wholes.group, [mine])
             if not self._keeps:
                 return torch.empty(layout.shape.numel(), dtype=local.dtype, device=META)
             flat = torch.empty(layout.shape.numel(), dtype=local.dtype, device="cpu")
@@ -80,6 +80,7 @@ def pickled_by_torch(depth: int = 2) -> bool:
 @contextmanager
 def saving(wholes: Wholes, keeps: bool) -> Iterator[None]:
     """Gather for a file inside."""
+    wholes.agreement.compare()
     before, wholes.saving = wholes.saving, Saving(wholes, keeps)
     try:
         yield

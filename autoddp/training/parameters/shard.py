@@ -28,13 +28,14 @@ class Memory:
     Attributes:
         writes: How many functions have written into it.
         copy: Finds the memory of a whole of its own, as long as somebody holds it.
-        copied: The writes that this copy has seen.
+        copied: The writes that this copy has seen, and the version.
     """
 
     __slots__ = ("copied", "copy", "writes")
 
     def __init__(self) -> None:
-        self.writes = self.copied = 0
+        self.writes = 0
+        self.copied: tuple[int, int] | None = None
         self.copy: Callable[[], torch.UntypedStorage | None] = lambda: None
 
 

@@ -119,7 +119,7 @@ def _element(x: Any, mine: Held | None, written: bool, fused: bool) -> Any:
         return x
     if written or x.shape != mine.layout.shape or x.layout is not torch.strided:
         raise _Misplaced
-    return mine.layout.shard(x, mine.wholes.group.rank)
+    return mine.wholes.agreement.cut(x, mine.layout)
 
 
 def _wrapped(out: Any, mine: Held | None, known: dict[int, Any]) -> Any:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from autoddp.comm.context import Code
 from autoddp.report import users_line
 from autoddp.torch_internals import outside_transforms, plain_tensors, transform
+from autoddp.training.parameters.agreement import Agreement
 from autoddp.training.parameters.layout import (
     Layout,
     all_gather,
@@ -23,7 +24,7 @@ from autoddp.training.parameters.layout import (
     whole_of_rows,
 )
 from autoddp.training.parameters.saving import Saving
-from autoddp.training.parameters.shard import Held, refuse_threads
+from autoddp.training.parameters.shard import Held, refuse_threads, version
 from autoddp.view.state import View
 
 BLOCKS = 2  # units that are gathered at once, beside those of the model's root
@@ -110,13 +111,14 @@ class Wholes:
         self.by_address: dict[int, Gathered] = {}
         self._held: list[torch.UntypedStorage] = []
         self.saving: Saving | None = None
+        self.agreement = Agreement(self)
 
     def gathered(self, unit: Unit, members: list[Held]) -> Gathered:
         """Return the whole parameters of a unit."""
         found = self.kept.pop(unit, None)
         if found is None:
             with self._gathering():
-                rows = all_gather(self.group, [x.local for x in members], unit.layouts)
+                rows = all_gather(self.group, members)
             found = Gathered(unit, members, rows.view(-1))
             self.by_address[address(found.flat)] = found
         self.kept[unit] = found
@@ -146,7 +148,7 @@ class Wholes:
             return gathered.plain(mine.index)
         refuse_threads(self)
         with self._gathering():
-            return whole_of_rows(all_gather(self.group, [mine.local], [mine.layout]), mine.layout)
+            return whole_of_rows(all_gather(self.group, [mine]), mine.layout)
 
     def separate(self, mine: Held) -> Tensor:
         """Return the whole in memory of its own, which is that of all tensors in the same shard.
@@ -154,6 +156,7 @@ class Wholes:
         What is gathered otherwise is in the memory of its unit.
         """
         whole, memory = self.plain(mine), mine.memory
+        now = memory.writes, version(mine.local)  # autograd adds to a gradient past any function
         storage = memory.copy()
         with torch.inference_mode(False), torch.no_grad():
             if storage is None:
@@ -162,9 +165,9 @@ class Wholes:
                 memory.copy = weakref.ref(storage)
             else:
                 flat = torch.empty(0, dtype=whole.dtype, device=whole.device).set_(storage)
-                if memory.copied != memory.writes:
+                if memory.copied != now:
                     flat.copy_(mine.layout.flat(whole))
-            memory.copied = memory.writes
+            memory.copied = now
             return mine.layout.whole(flat)
 
     def addressed(self, mine: Held) -> Tensor:
@@ -186,7 +189,7 @@ class Wholes:
     def shard(self, whole: Tensor) -> Held:
         """Return what this rank holds of a whole tensor, which is gathered alone from now on."""
         (layout,), _ = cut_evenly([whole], self.group.size)
-        return Held(layout.shard(whole.detach(), self.group.rank).clone(), layout, self)
+        return Held(self.agreement.cut(whole.detach(), layout).clone(), layout, self)
 
     def replicated(self, x: Tensor, why: str = "its data is a tensor of the script's") -> None:
         """Report that a parameter is replicated from now on."""
@@ -202,6 +205,11 @@ class Wholes:
         self.kept.clear()
         self.by_address.clear()
         self._held.clear()
+
+    def before_step(self) -> None:
+        """Free all that was gathered, and compare what was written."""
+        self.clear()
+        self.agreement.compare()
 
     @contextmanager
     def _gathering(self) -> Iterator[None]:
