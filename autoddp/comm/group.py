@@ -10,12 +10,13 @@ import json
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore, init_process_group
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
@@ -32,6 +33,7 @@ from autoddp.torch_internals import plain_tensors
 
 TIMEOUT = timedelta(minutes=30)
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
+Connect = Callable[[Store, int, int], dist.ProcessGroup]
 Choose = Callable[[Channel], tuple[str, torch.device | None]]
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
@@ -49,9 +51,11 @@ class Group(Rpc):
         store: Store,
         channel: Channel,
         native: bool = False,
+        connect: Connect | None = None,
     ) -> None:
         super().__init__(world.rank, world.world_size, store, channel)
         self.world, self.pg = world, pg
+        self._connect, self._parts = connect, list[dist.ProcessGroup]()
         # an accelerator's own backend, by which the accelerator waits, not the script
         self.native = native
         self.kind = ""  # torch's word for the accelerators of all ranks
@@ -107,19 +111,23 @@ class Group(Rpc):
         channel = Channel.between(world, apart, Timeout(TIMEOUT.total_seconds(), say))
         backend, device = choose(channel)
         native = backend != "gloo"
-        with torch_internals.quiet_gloo():
-            dist.init_process_group(
-                f"cpu:gloo,{accelerator.kind()}:{backend}" if native else backend,
-                store=PrefixStore("pg", store),
-                rank=world.rank,
-                world_size=world.world_size,
-                timeout=TIMEOUT,
-                device_id=torch_internals.bound(device),
-            )
-        pg = dist.group.WORLD
-        assert pg is not None
-        dist.group.WORLD = None  # the setter is on the metaclass
-        return cls(world, pg, apart, channel, native)
+        by = f"cpu:gloo,{accelerator.kind()}:{backend}" if native else backend
+        connect = partial(_connect, by, device)
+        pg = connect(PrefixStore("pg", store), world.rank, world.world_size)
+        return cls(world, pg, apart, channel, native, connect)
+
+    def connect(self, ranks: list[int]) -> dist.ProcessGroup:
+        """Return a process group of these ranks, which all call this at the same place."""
+        assert self._connect is not None
+        store = torch_internals.prefixed(f"ranks {ranks}", self.store)
+        made = self._connect(store, ranks.index(self.rank), len(ranks))
+        self._parts.append(made)
+        return made
+
+    def disconnect(self) -> None:
+        """Close the process groups of some ranks."""
+        while self._parts:
+            dist.destroy_process_group(self._parts.pop())
 
     def leave(self) -> None:
         """Close the lines to the other ranks: to those that still wait, this one has ended."""
@@ -234,6 +242,25 @@ class Group(Rpc):
         """Return the first rank of each node; all ranks call this."""
         placed = self.nodes()
         return [placed.index(node) for node in range(max(placed) + 1)]
+
+
+def _connect(
+    backend: str, device: torch.device | None, store: Store, rank: int, size: int
+) -> dist.ProcessGroup:
+    """Return a process group that is nobody's default."""
+    with torch_internals.quiet_gloo():
+        init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=TIMEOUT,
+            device_id=torch_internals.bound(device),
+        )
+    pg = dist.group.WORLD
+    assert pg is not None
+    dist.group.WORLD = None  # the setter is on the metaclass
+    return pg
 
 
 def _is_small(x: Tensor) -> bool:

@@ -166,4 +166,5 @@ def leave(group: Group) -> None:
     group.leave()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
     group.collective_check = cast(CollectiveCheck, ClosedGroup())
+    group.disconnect()
     dist.destroy_process_group(pg)

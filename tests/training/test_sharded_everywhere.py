@@ -58,9 +58,10 @@ def test_verify_compares_them(tmp_path):
     assert "the ranks end with exit code 3, one process with 0" in done.out + done.err
 
 
-def test_two_nodes_share_them(alone, tmp_path):
-    done = run_nodes(*((tmp_path, OPTIONS) for _ in range(2)))
+@pytest.mark.parametrize(("each", "over"), [(1, "2 ranks"), (2, "the 2 ranks of each node")])
+def test_two_nodes_share_them(each, over, alone, tmp_path):
+    done = run_nodes(*((tmp_path, ("-n", str(each), *OPTIONS)) for _ in range(2)))
     assert [node.rc for node in done] == [0, 0], [node.err for node in done]
     assert done[0].out == alone[0]
-    assert SAID in done[0].err
+    assert f"elements of parameters are sharded over {over}: " in done[0].err
     torch.testing.assert_close(torch.load(tmp_path / "last.pt"), alone[1])

@@ -37,7 +37,7 @@ class Agreement:
             with wholes.internal():
                 text = f"a tensor of shape {tuple(whole.shape)} that was written into parameters at"
                 self._found.add(f"{text} {users_line()}", [whole])
-        return layout.shard(whole, wholes.group.rank)
+        return layout.shard(whole)
 
     def compare(self) -> None:
         """Compare what was cut; all ranks call this at the same place.

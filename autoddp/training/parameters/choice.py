@@ -11,11 +11,13 @@ from torch import Tensor
 
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MIN, Group
+from autoddp.training.parameters.shard_group import ShardGroup, by_nodes
 
 SHARE = 0.7  # of free memory that parameters, gradients and two states may take
 SMALL = 1 << 26  # bytes of a model for which no rank asks how much is free
 STATES = 3  # a gradient and an optimizer's two states, for each parameter that is trained
 CGROUP = Path("/sys/fs/cgroup")
+UNKNOWN: Any = object()
 LIMITS = (
     (CGROUP / "memory.max", CGROUP / "memory.current"),
     (CGROUP / "memory/memory.limit_in_bytes", CGROUP / "memory/memory.usage_in_bytes"),
@@ -70,6 +72,7 @@ class Choice:
 
     def __init__(self, wanted: str, group: Group, ranks: int) -> None:
         self.wanted, self.group, self.ranks = wanted, group, ranks
+        self._all, self._by_node = ShardGroup(group), UNKNOWN
 
     def why(self, parameters: list[Any], device: torch.device) -> str:
         """Return why parameters that go to a device are sharded; nothing if they are not.
@@ -78,19 +81,32 @@ class Choice:
         """
         if self.wanted != "auto":
             return "--parameters sharded" if self.wanted == "sharded" else ""
-        held, more = needed(parameters)
-        if held + more < SMALL:
-            return ""
-        free = free_on(device, self.ranks)
-        here = sum(p.nbytes for p in parameters if p.device.type == device.type)
-        tensor = torch.tensor([free + here], device=CPU)
-        free = int(self.group.all_reduce(tensor, MIN).item())
-        if held + more <= SHARE * free:
+        total = sum(needed(parameters))
+        if total < SMALL or total <= SHARE * (free := self._free(parameters, device)):
             return ""
         return (
-            f"with gradients and an optimizer's states they take {_size(held + more)}, "
+            f"with gradients and an optimizer's states they take {_size(total)}, "
             f"of {_size(free)} free on {device}"
         )
+
+    def over(self, parameters: list[Any], device: torch.device) -> ShardGroup:
+        """Return the ranks over which parameters are sharded: those of each node if they fit there.
+
+        All ranks call this at the same place.
+        """
+        if self._by_node is UNKNOWN:
+            self._by_node = by_nodes(self.group)
+        node, total = self._by_node, sum(needed(parameters))
+        if node is None:
+            return self._all
+        fits = total < SMALL or total <= SHARE * node.size * self._free(parameters, device)
+        return node if fits else self._all
+
+    def _free(self, parameters: list[Any], device: torch.device) -> int:
+        """Return what is free on every rank's device, what these take there included."""
+        here = sum(p.nbytes for p in parameters if p.device.type == device.type)
+        tensor = torch.tensor([free_on(device, self.ranks) + here], device=CPU)
+        return int(self.group.all_reduce(tensor, MIN).item())
 
     def crowding(self, parameters: list[Any]) -> str:
         """Say how much host memory the models of this node's ranks take, if that is most of it."""

@@ -104,13 +104,15 @@ class ShardedParameters(Feature):
         if not why:
             return
         before = self.sharding.elements
+        with self.wholes.internal():
+            over = self.sharding.over = self.choice.over(new, to or new[0].device)
         if module is None:
             self.sharding.parameters(new)
         else:
             self.sharding.model(module)
         count = self.sharding.elements - before
         if count:
-            text = f"{count:,} elements of parameters are sharded over {self.group.size} ranks"
+            text = f"{count:,} elements of parameters are sharded over {over.name}"
             more = "" if SavedTensors.nest else "; a newer torch also frees what a backward needs"
             self.run.report.say_once("parameters", users_line(), f"{text}: {why}{more}")
 

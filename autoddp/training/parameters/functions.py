@@ -141,7 +141,8 @@ def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
             return out
     out = on_wholes(func, args, kwargs)
     if func in COPIES and type(out) is Tensor and is_shard(args[0]) and is_dense(out):
-        return state_of(held(args[0]).wholes.shard(out))  # of another memory format
+        mine = held(args[0])  # the copy is of another memory format
+        return state_of(mine.wholes.shard(out, mine.layout.group))
     return out
 
 

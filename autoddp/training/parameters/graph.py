@@ -11,6 +11,7 @@ from torch import Tensor
 from autoddp.torch_internals import SavedTensors
 from autoddp.training.parameters.layout import Layout, reduce_scatter
 from autoddp.training.parameters.shard import Held
+from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.training.parameters.wholes import Gathered, Wholes, address
 from autoddp.view.redistribute import Boundary
 
@@ -51,7 +52,7 @@ class ReduceGradients(Boundary):
         ctx.wholes, ctx.layouts = wholes, layouts
         ctx.set_materialize_grads(False)
         with wholes.internal():
-            return tuple(reduce_scatter(wholes.group, [g.detach() for g in grads], layouts))
+            return tuple(reduce_scatter([g.detach() for g in grads], layouts))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -62,20 +63,34 @@ class ReduceGradients(Boundary):
 
 
 class SumOfShards(Boundary):
-    """All-reduce the sum of a shard to that of the whole tensor.
-
-    Backward averages the gradient over ranks, which is the true one, as a shard's is.
-    """
+    """All-reduce the sum of a shard to that of the whole tensor; backward: `MeanOfRanks`."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, wholes: Wholes) -> Tensor:
-        ctx.wholes = wholes
+    def forward(ctx: Any, part: Tensor, wholes: Wholes, group: ShardGroup) -> Tensor:
+        ctx.wholes, ctx.group = wholes, group
         with wholes.internal():
-            return wholes.group.all_reduce(part.detach().clone())
+            return group.all_reduce(part.detach().clone())
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return SumOfShards.apply(grads[0], ctx.wholes) / ctx.wholes.group.size, None
+        return MeanOfRanks.apply(grads[0], ctx.wholes, ctx.group), None, None
+
+
+class MeanOfRanks(Boundary):
+    """Average a gradient over all ranks, which is the true one, as a shard's is.
+
+    Backward sums what the shards of one whole have made of it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, wholes: Wholes, group: ShardGroup) -> Tensor:
+        ctx.wholes, ctx.group = wholes, group
+        with wholes.internal():
+            return wholes.group.all_reduce(gradient.detach().clone()).div_(wholes.group.size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return SumOfShards.apply(grads[0], ctx.wholes, ctx.group), None, None
 
 
 def _dense(gradient: Tensor) -> Tensor:

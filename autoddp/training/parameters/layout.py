@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from autoddp.comm.group import Group
-
 if TYPE_CHECKING:
     from autoddp.training.parameters.shard import Held
+    from autoddp.training.parameters.shard_group import ShardGroup
 
 
 @dataclass(frozen=True)
@@ -22,19 +21,22 @@ class Layout:
     Attributes:
         shape: The shape of the whole tensor.
         strides: Its strides, without gaps or overlaps.
-        cuts: Rank `r` holds the elements from `cuts[r]` to `cuts[r + 1]`.
+        cuts: Rank `r` of the group holds the elements from `cuts[r]` to `cuts[r + 1]`.
+        group: The ranks that hold one whole.
     """
 
     shape: torch.Size
     strides: tuple[int, ...]
     cuts: tuple[int, ...]
+    group: ShardGroup
 
     def length(self, rank: int) -> int:
         """Return how many elements a rank holds."""
         return self.cuts[rank + 1] - self.cuts[rank]
 
-    def shard(self, whole: Tensor, rank: int) -> Tensor:
-        """Return the elements of a rank, as a view of a whole tensor's memory if it has one."""
+    def shard(self, whole: Tensor) -> Tensor:
+        """Return this rank's elements, as a view of a whole tensor's memory if it is laid so."""
+        rank = self.group.rank
         return self.flat(whole)[self.cuts[rank] : self.cuts[rank + 1]]
 
     def flat(self, whole: Tensor) -> Tensor:
@@ -65,32 +67,33 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def cut_evenly(shapes: Sequence[Tensor], ranks: int) -> tuple[list[Layout], list[int]]:
-    """Cut the memory of several tensors, one after the other, into a part for each rank.
+def cut_evenly(shapes: Sequence[Tensor], group: ShardGroup) -> tuple[list[Layout], list[int]]:
+    """Cut the memory of several tensors, one after the other, into a part for each rank of a group.
 
     Returns:
         The layout of each tensor, and the offset at which it begins.
     """
-    total = sum(x.numel() for x in shapes)
+    total, ranks = sum(x.numel() for x in shapes), group.size
     step = max(1, -(-total // ranks))
     layouts, offsets, start = [], [], 0
     for x in shapes:
         count = x.numel()
         cuts = tuple(min(max(r * step - start, 0), count) for r in range(ranks + 1))
-        layouts.append(Layout(x.shape, x.stride(), cuts))
+        layouts.append(Layout(x.shape, x.stride(), cuts, group))
         offsets.append(start)
         start += count
     return layouts, offsets
 
 
-def all_gather(group: Group, members: Sequence[Held]) -> Tensor:
-    """Gather the shards of several tensors of one dtype and device, in one collective.
+def all_gather(members: Sequence[Held]) -> Tensor:
+    """Gather the shards of several tensors of one dtype, device and group, in one collective.
 
     Ranks compare how often their shards have been written into.
 
     Returns:
         The elements of each rank as a row, one tensor after the other, with a rest to ignore.
     """
+    group = members[0].layout.group
     longest = max(sum(x.layout.length(r) for x in members) for r in range(group.size))
     own = torch.cat([x.local.detach() for x in members])
     if own.numel() < longest:
@@ -105,10 +108,9 @@ def whole_of_rows(rows: Tensor, layout: Layout) -> Tensor:
     return layout.whole(torch.cat(parts))
 
 
-def reduce_scatter(
-    group: Group, wholes: Sequence[Tensor], layouts: Sequence[Layout]
-) -> list[Tensor]:
-    """Average several tensors of one dtype and device over ranks, of which each keeps its shard."""
+def reduce_scatter(wholes: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
+    """Average tensors of one dtype, device and group over all ranks; each keeps its shard."""
+    group = layouts[0].group
     ranks = range(group.size)
     lengths = [sum(x.length(r) for x in layouts) for r in ranks]
     longest = max(lengths)

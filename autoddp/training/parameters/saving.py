@@ -61,7 +61,7 @@ class Saving:
     def _flat(self, mine: Held) -> Tensor:
         layout, local = mine.layout, mine.local.detach()
         with self._wholes.internal():
-            rows = all_gather(self._wholes.group, [mine])
+            rows = all_gather([mine])
             if not self._keeps:
                 return torch.empty(layout.shape.numel(), dtype=local.dtype, device=META)
             flat = torch.empty(layout.shape.numel(), dtype=local.dtype, device="cpu")

@@ -149,7 +149,7 @@ def _recorded(x: Any) -> bool:
 def _sum(x: Any, *args: Any, **kwargs: Any) -> Any:
     if args or kwargs or not is_shard(x):
         return NOT_SHARDWISE
-    return SumOfShards.apply(held(x).local.sum(), held(x).wholes)
+    return SumOfShards.apply(held(x).local.sum(), held(x).wholes, held(x).layout.group)
 
 
 def _mean(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +163,7 @@ def _any(x: Any, *args: Any) -> Any:
     mine = held(x)
     found = mine.local.any().to(torch.int64)
     with mine.wholes.internal():
-        return mine.wholes.group.all_reduce(found, MAX).bool()
+        return mine.layout.group.all_reduce(found, MAX).bool()
 
 
 def _all(x: Any, *args: Any) -> Any:
@@ -172,7 +172,7 @@ def _all(x: Any, *args: Any) -> Any:
     mine = held(x)
     found = (~mine.local.all()).to(torch.int64)
     with mine.wholes.internal():
-        return ~mine.wholes.group.all_reduce(found, MAX).bool()
+        return ~mine.layout.group.all_reduce(found, MAX).bool()
 
 
 def _vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: Any = False, **more: Any) -> Any:
@@ -203,7 +203,7 @@ def _foreach_norm(items: Any, ord: Any = 2, dtype: Any = None) -> Any:
     kinds: dict[Any, list[Any]] = {}
     for x in items:
         if is_shard(x):
-            kinds.setdefault((x.dtype, x.device), []).append(x)
+            kinds.setdefault((x.dtype, x.device, held(x).layout.group), []).append(x)
     found: dict[int, Tensor] = {}
     for some in kinds.values():
         made = _norms(some, ord)
@@ -215,11 +215,11 @@ def _foreach_norm(items: Any, ord: Any = 2, dtype: Any = None) -> Any:
 
 
 def _norms(items: list[Any], ord: Any) -> Any:
-    """Return the norms of several tensors of one dtype and device, or the norm of one."""
+    """Return the norms of several tensors of one dtype, device and group, or the norm of one."""
     ord = float(ord)
     if not (0 < ord <= float("inf")) or not items[0].is_floating_point():
         return NOT_SHARDWISE
-    wholes = held(items[0]).wholes
+    wholes, group = held(items[0]).wholes, held(items[0]).layout.group
     largest = ord == float("inf")
     parts = []
     for x in items:
@@ -231,9 +231,7 @@ def _norms(items: list[Any], ord: Any) -> Any:
             parts.append(norm.pow(ord))
     stacked = torch.stack(parts)
     with wholes.internal():
-        total = (
-            wholes.group.all_reduce(stacked, MAX) if largest else wholes.group.all_reduce(stacked)
-        )
+        total = group.all_reduce(stacked, MAX) if largest else group.all_reduce(stacked)
     total = total if largest else total.pow(1 / ord)
     return total[0] if len(items) == 1 else total
 

@@ -25,6 +25,7 @@ from autoddp.training.parameters.shard import (
     is_shard,
     require,
 )
+from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.training.parameters.wholes import Unit, Wholes
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -77,6 +78,7 @@ class Sharding:
 
     def __init__(self, wholes: Wholes) -> None:
         self.wholes, self.group = wholes, wholes.group
+        self.over = ShardGroup(wholes.group)  # the ranks of the next units
         self.elements = 0
         self.compiled: WeakSet[nn.Module] = WeakSet()
 
@@ -126,7 +128,7 @@ class Sharding:
     @torch.no_grad()
     def _shard(self, parameters: list[nn.Parameter], root: bool) -> None:
         self._compare(parameters)
-        layouts, offsets = cut_evenly(parameters, self.group.size)
+        layouts, offsets = cut_evenly(parameters, self.over)
         unit = Unit(layouts, offsets, root)
         members = []
         for n, (p, layout) in enumerate(zip(parameters, layouts, strict=True)):
@@ -139,11 +141,11 @@ class Sharding:
 
     def _one(self, p: nn.Parameter, layout: Any, unit: Unit, index: int) -> Held:
         """Replace a parameter's memory by its shard."""
-        local = layout.shard(p.detach(), self.group.rank).clone()
+        local = layout.shard(p.detach()).clone()
         require(local, p.requires_grad)
         mine = Held(local, layout, self.wholes, None, unit, index)
         if p.grad is not None:
-            local.grad = layout.shard(p.grad, self.group.rank).clone()
+            local.grad = layout.shard(p.grad).clone()
         move_hooks(p, local)
         become(p, mine)
         return mine

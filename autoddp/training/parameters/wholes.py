@@ -25,6 +25,7 @@ from autoddp.training.parameters.layout import (
 )
 from autoddp.training.parameters.saving import Saving
 from autoddp.training.parameters.shard import Held, refuse_threads, version
+from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.view.state import View
 
 BLOCKS = 2  # units that are gathered at once, beside those of the model's root
@@ -118,7 +119,7 @@ class Wholes:
         found = self.kept.pop(unit, None)
         if found is None:
             with self._gathering():
-                rows = all_gather(self.group, members)
+                rows = all_gather(members)
             found = Gathered(unit, members, rows.view(-1))
             self.by_address[address(found.flat)] = found
         self.kept[unit] = found
@@ -148,7 +149,7 @@ class Wholes:
             return gathered.plain(mine.index)
         refuse_threads(self)
         with self._gathering():
-            return whole_of_rows(all_gather(self.group, [mine]), mine.layout)
+            return whole_of_rows(all_gather([mine]), mine.layout)
 
     def separate(self, mine: Held) -> Tensor:
         """Return the whole in memory of its own, which is that of all tensors in the same shard.
@@ -186,9 +187,9 @@ class Wholes:
         refuse_threads(self)  # another thread may pickle meanwhile
         return self.saving.whole(mine)
 
-    def shard(self, whole: Tensor) -> Held:
+    def shard(self, whole: Tensor, group: ShardGroup) -> Held:
         """Return what this rank holds of a whole tensor, which is gathered alone from now on."""
-        (layout,), _ = cut_evenly([whole], self.group.size)
+        (layout,), _ = cut_evenly([whole], group)
         return Held(self.agreement.cut(whole.detach(), layout).clone(), layout, self)
 
     def replicated(self, x: Tensor, why: str = "its data is a tensor of the script's") -> None:
