@@ -1,10 +1,11 @@
 """steps/s of an unmodified script in the global view, against the same with hand-written DDP.
 
-    python -m benchmarks.steps [--metrics] [--rounds 5] [--ranks 2] [mlp cnn norm lm]
+    python -m benchmarks.steps [--metrics] [--sharded] [--rounds 5] [--ranks 2] [mlp cnn norm lm]
 
 Both run at the same global batch, with one thread in each rank, alternating, and so does one
 process with one thread; each time in new processes, as a rank sets the C library's allocator.
-Ratios are medians over rounds. With --metrics the script also reads an accuracy every step.
+Ratios are medians over rounds. With --metrics the script also reads an accuracy every step. With
+--sharded, parameters are sharded, by hand with torch's FSDP2.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import argparse
 import os
 import statistics
 import time
+import warnings
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -106,26 +110,42 @@ def train(net, loader, steps, metrics):
     return (steps - WARM) / (time.perf_counter() - start)
 
 
-def measured(group, kind, way, metrics):
+def fully_sharded(net, group):
+    """The model with its parameters sharded by hand: those of each child, then the rest."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of a view that it returns
+    dist.group.WORLD = group.pg
+    mesh = DeviceMesh.from_group(group.pg, "cpu")
+    for child in net.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def measured(group, kind, way, metrics, sharded):
     """steps/s of one way, in processes that nothing else has run in."""
     net, data, batch = make(kind)
     if way == "alone":
         return train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
     if way == "by hand":
         sampler = DistributedSampler(data, group.size, group.rank)
-        net = DistributedDataParallel(net, process_group=group.pg)
+        parallel = partial(DistributedDataParallel, process_group=group.pg)
+        net = fully_sharded(net, group) if sharded else parallel(net)
         loader = DataLoader(data, batch // group.size, sampler=sampler)
         return train(net, loader, STEPS[kind], metrics)
     keep_memory(os.environ)
-    with session(group.world, Options(), group, Report()):
+    options = Options(parameters="sharded") if sharded else Options()
+    with session(group.world, options, group, Report()):
         return train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
 
 
-def in_turn(kind, ranks, rounds, metrics):
+def in_turn(kind, ranks, rounds, *more):
     """steps/s of (one process, by hand, unmodified) in each round."""
     ways = {"alone": 1, "by hand": ranks, "unmodified": ranks}
     return [
-        [run_ranks(measured, n, kind, way, metrics, timeout=900)[0] for way, n in ways.items()]
+        [run_ranks(measured, n, kind, way, *more, timeout=900)[0] for way, n in ways.items()]
         for _ in range(rounds)
     ]
 
@@ -134,11 +154,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", default=[])
     parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
     for kind in args.kinds or STEPS:
-        found = in_turn(kind, args.ranks, args.rounds, args.metrics)
+        found = in_turn(kind, args.ranks, args.rounds, args.metrics, args.sharded)
         alone, hand, ours = (statistics.median(column) for column in zip(*found, strict=True))
         ratios = sorted(b / a for _, a, b in found)
         of_one = statistics.median(b / one for one, _, b in found)
