@@ -1,6 +1,7 @@
 """Models of torchvision, timm, Transformers and scripts on N ranks: are the numbers one process's?
 
     python -m benchmarks.zoo [--models resnet18,"hf gpt2"] [--ranks 2] [--double] [--rounding]
+        [--parameters sharded]
 
 Each model (see `models/`) is trained in float64 for three steps, on batches of 9, 9 and 5 rows, by
 one process and by N ranks. Every loss, every parameter and every buffer is compared, on each rank,
@@ -108,13 +109,15 @@ def train(name: str, nudged: bool = False) -> tuple[list[float], dict[str, np.nd
     return losses, state, bytes(torch.get_rng_state().numpy())
 
 
-def by_ranks(group, name: str) -> Trained:
+def by_ranks(group, name: str, parameters: str) -> Trained:
     """Train a model on this rank."""
     report = Report()
-    with session(group.world, Options(), group, report):
+    with session(group.world, Options(parameters=parameters), group, report):
         before = group.gathered
         found = train(name)
         gathered = group.gathered - before
+    if parameters == "sharded":
+        assert report.of("parameters"), "they were not sharded: this compares nothing"
     gathers: dict[str, int] = {}
     for decision in report.of("gather"):
         gathers[decision.what] = gathers.get(decision.what, 0) + decision.count
@@ -159,7 +162,13 @@ def doubled() -> Iterator[None]:
         torch.float32, torch.Tensor.float = kept
 
 
-def examine(name: str, nproc: int = 2, rounding: bool = False, double: bool = False) -> Finding:
+def examine(
+    name: str,
+    nproc: int = 2,
+    rounding: bool = False,
+    double: bool = False,
+    parameters: str = "auto",
+) -> Finding:
     """Train a model by one process and by ranks.
 
     Raises:
@@ -169,7 +178,7 @@ def examine(name: str, nproc: int = 2, rounding: bool = False, double: bool = Fa
     catalogue()[name]()  # imports what the forked processes need
     with doubled() if double else nullcontext():
         one = run_ranks(by_one, 1, name, False)[0]
-        ranks = run_ranks(by_ranks, nproc, name)
+        ranks = run_ranks(by_ranks, nproc, name, parameters)
         nudged = run_ranks(by_one, 1, name, True)[0] if rounding else None
     difference, at = max(compare(one, found) for found in ranks)
     same = all(found.generator == one.generator for found in ranks)
@@ -184,6 +193,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--double", action="store_true", help="float64 instead of any float32")
     parser.add_argument("--rounding", action="store_true", help="and what rounding alone does")
+    parser.add_argument("--parameters", default="auto")
     parser.add_argument("--list", action="store_true", help="names alone")
     args = parser.parse_args()
     names = args.models.split(",") if args.models else list(catalogue())
@@ -196,7 +206,7 @@ def main() -> None:
     for name in names:
         began = time.perf_counter()
         try:
-            row = examine(name, args.ranks, args.rounding, args.double).row()
+            row = examine(name, args.ranks, args.rounding, args.double, args.parameters).row()
         except Exception as error:  # the others are worth knowing
             print(error, file=sys.stderr, flush=True)
             row = f"| {name} | failed: {str(error).strip().splitlines()[-1]} | | |"

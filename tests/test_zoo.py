@@ -1,4 +1,4 @@
-"""Small models of the zoo (benchmarks/zoo.py) have one process's numbers on two ranks."""
+"""Small models of the zoo (benchmarks/zoo.py) have one process's numbers on ranks."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def dtype():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # a library's own
+@pytest.mark.parametrize(("nproc", "parameters"), [(2, "replicated"), (3, "sharded")])
 @pytest.mark.parametrize("name", NEEDS)
-def test_ranks_train_it_as_one_process_does(name):
+def test_ranks_train_it_as_one_process_does(name, nproc, parameters):
     pytest.importorskip(NEEDS[name])
-    found = examine(name, double=True)
+    found = examine(name, nproc, double=True, parameters=parameters)
     assert found.difference < RTOL, found.at
     assert found.same_generator

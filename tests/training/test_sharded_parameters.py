@@ -20,7 +20,7 @@ SCRIPTS = {p.stem: p for p in sorted(Path(__file__).parents[1].glob("scripts/sha
 RTOL = 1e-9
 LOOSER = {"in_bfloat16": 5e-2}
 APART = {"limited", "resumed", "saved_and_tied"}  # they have tests of their own
-RANKS = pytest.mark.parametrize("nproc", [2, 3])
+RANKS = training.TWO_OR_THREE
 
 
 def in_one_process(warm, name, *arguments, folder):

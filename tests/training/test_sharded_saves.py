@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from benchmarks.memory import settle
-from tests.support.training import on_ranks
+from tests.support.training import TWO_OR_THREE, on_ranks
 
 SIDE, COUNT = 1024, 24
 ONE = 4 * SIDE * SIDE  # bytes of a parameter
@@ -57,7 +57,7 @@ def peaks_of_saves():
     return {name: peak_of(save, os.path.abspath(name)) for name, save in ways.items()}
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 def test_ranks_above_0_hold_one_parameter_in_a_save(nproc, tmp_path, monkeypatch):
     """Of 24: it is gathered, and freed before the next one."""
     monkeypatch.chdir(tmp_path)
