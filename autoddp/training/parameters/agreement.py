@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from autoddp.comm.context import Code
 from autoddp.report import users_line
-from autoddp.torch_internals import in_backward
+from autoddp.torch_internals import in_backward, transform
 from autoddp.training.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Agreement:
     def cut(self, whole: Tensor, layout: Layout) -> Tensor:
         """Return this rank's shard of a whole tensor, as a view, and note the whole."""
         wholes = self._wholes
-        if wholes.view.context.on_script_thread():
+        real = type(whole) in (Tensor, Parameter) and not transform()  # else it has no numbers
+        if real and wholes.view.context.on_script_thread():
             if len(self._found.names) >= MOST and not in_backward():
                 self.compare()
             with wholes.internal():
