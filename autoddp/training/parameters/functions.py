@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation, transform
 from autoddp.training.parameters.attributes import ANSWERS, MEMORY, METADATA
-from autoddp.training.parameters.graph import SavedParameters, whole_of
+from autoddp.training.parameters.graph import SavedParameters, compute_wholes, whole_of
 from autoddp.training.parameters.layout import is_dense
 from autoddp.training.parameters.saving import pickled_by_torch
 from autoddp.training.parameters.shard import (
@@ -139,6 +139,8 @@ def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
         out = rule(func, args, kwargs)
         if out is not NOT_SHARDWISE:
             return out
+    if torch.is_grad_enabled():
+        compute_wholes(leaves_in(args, kwargs))
     out = on_wholes(func, args, kwargs)
     if func in COPIES and type(out) is Tensor and is_shard(args[0]) and is_dense(out):
         mine = held(args[0])  # the copy is of another memory format
@@ -168,6 +170,8 @@ def on_wholes(func: Any, args: Any, kwargs: dict[str, Any], hooks: bool = True) 
     transforms of torch.func refuse hooks.
     """
     found = {id(x): x for x in leaves_in(args, kwargs) if is_shard(x) or type(x) is Alias}
+    if not found:
+        return func(*args, **kwargs)
     if args and id(args[0]) in found and in_place(func):
         _refuse_write(found[id(args[0])], func, args, kwargs)
     aliases = [x for x in found.values() if type(x) is Alias]

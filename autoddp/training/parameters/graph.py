@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autoddp.torch_internals import SavedTensors
+from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation
 from autoddp.training.parameters.layout import Layout, reduce_scatter
-from autoddp.training.parameters.shard import Held
+from autoddp.training.parameters.shard import CLASS, HELD, Held, ShardedState, held
 from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.training.parameters.wholes import Gathered, Wholes, address
 from autoddp.view.redistribute import Boundary
@@ -129,6 +130,24 @@ def _add_node(wholes: Wholes, gathered: Gathered) -> None:
 def _apply(wholes: Wholes, layouts: list[Layout], make: Any, *locals_: Tensor) -> Any:
     with wholes.internal():
         return GatherParameters.apply(wholes, layouts, make, *locals_)
+
+
+def compute_wholes(leaves: Iterable[Any]) -> None:
+    """Let what was computed from parameters, with a graph, be whole from now on.
+
+    A write into it, or into a view of it, is then a part of the graph.
+    """
+    for x in leaves:
+        if type(x) is not ShardedState or held(x).local.is_leaf:
+            continue
+        mine = held(x)
+        whole = whole_of(mine.wholes, mine)
+        with plain_tensors():
+            swap_implementation(x, whole)
+            CLASS.__set__(x, Tensor)
+            if mine.local.retains_grad:
+                x.retain_grad()
+        del x.__dict__[HELD]
 
 
 class Saved:
