@@ -139,8 +139,7 @@ def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
         out = rule(func, args, kwargs)
         if out is not NOT_SHARDWISE:
             return out
-    if torch.is_grad_enabled():
-        compute_wholes(leaves_in(args, kwargs))
+    compute_wholes(leaves_in(args, kwargs))
     out = on_wholes(func, args, kwargs)
     if func in COPIES and type(out) is Tensor and is_shard(args[0]) and is_dense(out):
         mine = held(args[0])  # the copy is of another memory format

@@ -138,7 +138,7 @@ def compute_wholes(leaves: Iterable[Any]) -> None:
     A write into it, or into a view of it, is then a part of the graph.
     """
     for x in leaves:
-        if type(x) is not ShardedState or held(x).local.is_leaf:
+        if type(x) is not ShardedState or held(x).local.is_leaf or not torch.is_grad_enabled():
             continue
         mine = held(x)
         whole = whole_of(mine.wholes, mine)
