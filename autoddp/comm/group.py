@@ -56,6 +56,7 @@ class Group(Rpc):
         super().__init__(world.rank, world.world_size, store, channel)
         self.world, self.pg = world, pg
         self._connect, self._parts = connect, list[dist.ProcessGroup]()
+        self._connections = 0
         # an accelerator's own backend, by which the accelerator waits, not the script
         self.native = native
         self.kind = ""  # torch's word for the accelerators of all ranks
@@ -119,7 +120,9 @@ class Group(Rpc):
     def connect(self, ranks: list[int]) -> dist.ProcessGroup:
         """Return a process group of these ranks, which all call this at the same place."""
         assert self._connect is not None
-        store = torch_internals.prefixed(f"ranks {ranks}", self.store)
+        self._connections += 1  # a second group of the same ranks meets at other keys
+        name = f"ranks {ranks} {self._connections}"
+        store = torch_internals.prefixed(name, self.store)
         made = self._connect(store, ranks.index(self.rank), len(ranks))
         self._parts.append(made)
         return made

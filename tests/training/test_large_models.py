@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from autoddp.errors import LostGradient
 from autoddp.torch_internals import SavedTensors
 from autoddp.training.parameters import choice
 from autoddp.training.parameters.choice import Choice
@@ -111,3 +112,21 @@ def test_a_limit_of_a_cgroup_counts(monkeypatch, tmp_path):
     assert choice.free_on_host(2) == 2000000
     limit.write_text("max\n")
     assert choice.free_on_host(1) == choice._available() or choice.free_on_host(1) > 2000000
+
+
+def below_autograd():
+    """An operator that autograd has passed, as in an extension written in C++."""
+    weight = nn.Linear(80, 80).to("cpu").weight
+    with torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad():
+            there = (weight * 2).sum().item()
+        try:
+            weight * 2
+        except LostGradient as error:
+            return there, str(error)
+
+
+def test_a_gradient_that_would_be_lost_is_an_error():
+    (there, error), other = on_ranks(below_autograd, 2, parameters="sharded")
+    assert other == (there, error)
+    assert "met a sharded parameter below autograd" in error

@@ -204,9 +204,9 @@ class ShardedParameters(Feature):
         return call.plain()
 
     @patch(
-        *("torch.func:vjp", "torch.func:jvp"),
+        *("torch.func:vjp", "torch.func:jvp", "torch.jit:ScriptFunction.__call__"),
         *("torch.utils.dlpack:to_dlpack", "torch:to_dlpack"),
-        why=f"transforms, DLPack: {WHOLE}",
+        why=f"transforms, scripted functions, DLPack: {WHOLE}",
     )
     def call_whole(self, call: Call) -> Any:
         """Call the function with whole parameters."""

@@ -28,7 +28,7 @@ from autoddp.training.parameters.shard import (
     become_plain,
     held,
     is_shard,
-    refuse_threads,
+    refuse_below,
     state_of,
     version,
     written,
@@ -286,8 +286,7 @@ def _aliased(
 
 def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Compute on whole tensors what reaches these below torch's functions, as an extension does."""
-    found = [x for x in leaves_in(args, kwargs or {}) if is_shard(x)]
-    refuse_threads(held(found[0]).wholes)
+    refuse_below(func, [held(x) for x in leaves_in(args, kwargs or {}) if is_shard(x)])
     return on_wholes(with_versions(func), args, kwargs or {})
 
 

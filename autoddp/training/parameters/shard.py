@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from autoddp.errors import BadInput
+from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import plain_tensors, swap_implementation
 from autoddp.training.parameters.layout import Layout
 from autoddp.training.parameters.saving import pickled_by_torch
@@ -241,6 +241,22 @@ def refuse_threads(wholes: Wholes) -> None:
         raise BadInput(
             "a sharded parameter is used in a thread or a process of the script, where the other "
             "ranks do not follow to gather it; run with --parameters replicated"
+        )
+
+
+def refuse_below(func: Any, found: list[Held]) -> None:
+    """Raise where a function of parameters that autograd does not see cannot be computed.
+
+    Raises:
+        BadInput: In a thread or a forked process of the script.
+        LostGradient: One of them needs a gradient.
+    """
+    refuse_threads(found[0].wholes)
+    needs_grad = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    if needs_grad and any(x.local.requires_grad for x in found):
+        raise LostGradient(
+            f"{func} met a sharded parameter below autograd, where its gradient would be lost; "
+            "give it p.detach() if it needs no gradient, or run with --parameters replicated"
         )
 
 
