@@ -10,7 +10,7 @@ from time import time as _time  # this rank's
 from typing import Any, ClassVar
 
 from autoddp.effects.effect_feature import EffectFeature, EffectRow, ask
-from autoddp.effects.ownership import decides
+from autoddp.effects.ownership import decides, whose
 from autoddp.effects.who_acts import Mode
 from autoddp.patching import patch, stands_for
 
@@ -21,7 +21,7 @@ CONVERTERS = tuple(f"time:{f}" for f in ("localtime", "gmtime", "ctime", "asctim
 
 
 class Clocks(EffectFeature):
-    """The feature for clocks: the script reads rank 0's, libraries read those of their rank."""
+    """The feature for clocks: the script's thread reads rank 0's, whoever asks there."""
 
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide differently by it"
@@ -31,12 +31,12 @@ class Clocks(EffectFeature):
 
     @patch(*CLOCKS, why=WHY, hot=True)
     def read(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        """Make a clock that reads rank 0's for the script, and this rank's for libraries."""
-        effects, users, frame, name = self.effects, decides, sys._getframe, original.__name__
+        """Make a clock that reads rank 0's; a compiler, a thread and a worker read their own."""
+        effects, common, frame, name = self.effects, decides, sys._getframe, original.__name__
 
         @stands_for(original)
         def read() -> Any:
-            if users(frame(1).f_code.co_filename) and effects.mode() is Mode.SYNCED:
+            if common(frame(1).f_code.co_filename) and effects.mode(by=whose) is Mode.SYNCED:
                 return effects.ask_rank0(name, original)
             return original()
 
@@ -71,6 +71,6 @@ class Clocks(EffectFeature):
         return classmethod(now)
 
     def _decides(self) -> bool:
-        """Return whether the caller may decide by the clock, and all ranks read it in one order."""
-        users = decides(sys._getframe(2).f_code.co_filename)
-        return users and self.effects.mode() is Mode.SYNCED
+        """Return whether the caller gets rank 0's time; all ranks come here in one order then."""
+        common = decides(sys._getframe(2).f_code.co_filename)
+        return common and self.effects.mode(by=whose) is Mode.SYNCED

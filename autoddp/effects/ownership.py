@@ -22,13 +22,12 @@ _OWNERS = (
 )
 # Modules of these that call functions which the script gives them, in workers.
 _RUNNERS = ("multiprocessing/pool.py", "multiprocessing/process.py")
-# Files of libraries that decide by the clock, as a script does: callbacks of a trainer, names of
-# runs, rotation of logs, the time that a response took.
-_BY_TIME = (
-    *("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/"),
-    *("/torch/utils/tensorboard/", "/tensorboardX/", "/logging/handlers.py"),
-    *("/requests/sessions.py", "/httpx/_client.py", "/httpx2/_client.py"),
-)
+# Files of the standard library that decide by the clock for whom they serve: rotation of logs.
+_BY_TIME = (STDLIB[0] + "logging/handlers.py", STDLIB[1] + "logging/handlers.py")
+# Files that read the clock where ranks need not come in one order: torch times its compilers and
+# its waiting, and a thread changes how often the bars of tqdm look.
+_TIMES = tuple(f"{installed}{name}/" for installed in INSTALLED for name in ("torch", "tqdm"))
+_NOT_TIMES = ("/torch/utils/tensorboard/", "/torch/utils/benchmark/")
 # Packages that run worker processes: each rank, or one rank of each node, has its own workers.
 _POOLS = (
     *("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/"),
@@ -163,7 +162,10 @@ def serves(owner: str) -> bool:
 @cache
 def decides(filename: str) -> bool:
     """Return whether the script may depend on a clock that this file reads."""
-    return is_users(filename) or _of(_BY_TIME, filename)
+    if is_users(filename) or filename.startswith(_BY_TIME):
+        return True
+    timed = _of(_TIMES, filename) and not _of(_NOT_TIMES, filename)
+    return _of(INSTALLED, filename) and not (timed or serves(filename))
 
 
 def loads_data() -> bool:
