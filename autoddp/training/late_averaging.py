@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from autoddp import torch_internals
 from autoddp.comm.context import Context
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, restore
-from autoddp.training.leaves import GRAD, gradient_of
+from autoddp.training.leaves import GRAD, as_torch, gradient_of
 from autoddp.training.replica import Replicas
 
 
@@ -72,14 +71,14 @@ class PendingGradients:
         if id(leaf) in self.leaves:
             self._check()
             self.average()
-        return _as_torch(GRAD.__get__, leaf)
+        return as_torch(GRAD.__get__, leaf)
 
     def _set(self, leaf: Tensor, value: Any) -> None:
-        _as_torch(GRAD.__set__, leaf, value)
+        as_torch(GRAD.__set__, leaf, value)
         self.drop([leaf])
 
     def _delete(self, leaf: Tensor) -> None:
-        _as_torch(GRAD.__delete__, leaf)
+        as_torch(GRAD.__delete__, leaf)
         self.drop([leaf])
 
     def _check(self) -> None:
@@ -96,10 +95,3 @@ class PendingGradients:
                 "the other ranks do not read it: in a data set, a thread, a child process or a "
                 "finalizer; read `.grad` of a parameter before, where all ranks do"
             )
-
-
-def _as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:
-    """Access a gradient as torch does, with `__torch_function__` of subclasses and modes."""
-    if has_torch_function((tensor,)):
-        return handle_torch_function(access, (tensor,), tensor, *value)
-    return access(tensor, *value)

@@ -5,18 +5,21 @@ A set of leaves that is kept from one backward to the next would miss new ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.overrides import handle_torch_function, has_torch_function
 
 from autoddp.torch_internals import no_torch_function
 from autoddp.view.order import Order
 
-GRAD: Any = torch.Tensor.grad  # torch's own getter, setter and deleter: ours may stand there
+# torch's own getters, setters and deleters: ours may stand there
+GRAD: Any = torch.Tensor.grad
+DATA: Any = torch.Tensor.data
 
 
 @dataclass
@@ -95,3 +98,30 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
             sparse.add(id(getattr(following[0][0], "variable", None)))
         todo += [each for each, _ in following if each not in seen]
     return found, sparse
+
+
+def as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:
+    """Access an attribute as torch does, with `__torch_function__` of subclasses and modes."""
+    if has_torch_function((tensor,)):
+        return handle_torch_function(access, (tensor,), tensor, *value)
+    return access(tensor, *value)
+
+
+def with_setter(plain: Any, write: Callable[[Any, Any], Any]) -> property:
+    """Return `Tensor.data` as a property; `write` returns the value to set.
+
+    Args:
+        plain: What stands there: torch's own, or such a property.
+        write: Is called with the tensor and the value; NotImplemented if all is done.
+    """
+    own = not isinstance(plain, property)
+
+    def get(x: Any) -> Any:
+        return as_torch(DATA.__get__, x)
+
+    def set(x: Any, value: Any) -> None:
+        value = write(x, value)
+        if value is not NotImplemented:
+            as_torch(DATA.__set__, x, value) if own else plain.__set__(x, value)
+
+    return property(get, set)

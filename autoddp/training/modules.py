@@ -19,6 +19,7 @@ from autoddp.comm.context import Code
 from autoddp.patching import Call, patch, stands_for
 from autoddp.training.checkpoints import Checkpoints
 from autoddp.training.compiled import CompiledCall
+from autoddp.training.leaves import with_setter
 from autoddp.training.local_graph import Operators
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.dispatch import FIRST, call_on_whole, fall_back
@@ -168,6 +169,13 @@ class Modules(Checkpoints):
             return plain(*map(_seen, args), **{name: _seen(x) for name, x in kwargs.items()})
 
         return make if isinstance(plain, MethodDescriptorType) else staticmethod(make)
+
+    @patch(
+        "torch:Tensor.data", why=f"the memory of a plain tensor, made a batch's: {FULL}", hot=True
+    )
+    def set_data(self, plain: Any) -> Any:
+        """Give a plain tensor the memory of the whole batch."""
+        return with_setter(plain, lambda x, new: new if isinstance(x, SPLIT) else _seen(new))
 
     @patch(
         "torch.nn:DataParallel.__init__",

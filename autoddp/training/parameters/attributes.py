@@ -7,18 +7,11 @@ from types import GetSetDescriptorType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from autoddp.torch_internals import TensorBase
-from autoddp.training.parameters.shard import (
-    Held,
-    become,
-    become_plain,
-    held,
-    is_shard,
-    require,
-    state_of,
-)
+from autoddp.training.parameters.aliases import MEMORY
+from autoddp.training.parameters.shard import held, is_shard, require, state_of
 
 # what the wrapper itself answers, which has the shape, the dtype and the device of the whole
 NAMES = (
@@ -29,7 +22,6 @@ NAMES = (
 )
 METADATA: set[Any] = {getattr(Tensor, name) for name in NAMES if hasattr(Tensor, name)}
 METADATA |= {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_conj, torch.is_neg}
-MEMORY = ("untyped_storage", "_typed_storage", "storage", "data_ptr")
 GATHERED = ("T", "mT", "H", "mH", "real", "imag", "data")
 _SLOTS = {
     name: slot
@@ -86,32 +78,6 @@ def grad(x: Any) -> Any:
     return mine.grad
 
 
-@answers(slot("grad").__set__, slot("_grad").__set__)
-def set_grad(x: Any, value: Any) -> None:
-    """Set the gradient: a sharded one of this layout, or the shard of a whole one."""
-    mine = held(x)
-    if value is None:
-        mine.local.grad = mine.grad = None
-        return
-    if not isinstance(value, Tensor) or value.shape != mine.layout.shape:
-        with torch.no_grad():
-            nn.Parameter(
-                mine.local.new_empty(mine.layout.shape)
-            ).grad = value  # raises torch's error
-        return
-    if is_shard(value) and held(value).layout == mine.layout:
-        mine.local.grad, mine.grad = held(value).local, value
-        return
-    whole = whole_tensor(value)
-    mine.local.grad = mine.wholes.agreement.cut(whole.detach(), mine.layout).clone()
-
-
-@answers(slot("grad").__delete__)
-def del_grad(x: Any) -> None:
-    """Delete the gradient."""
-    set_grad(x, None)
-
-
 @answers(slot("data").__get__)
 def data(x: Any) -> Any:
     """Return the parameter without its graph, in the same memory."""
@@ -129,37 +95,6 @@ def detach_(x: Any) -> Any:
     """Detach the shard from its graph."""
     held(x).local.detach_()
     return x
-
-
-@answers(slot("data").__set__)
-def set_data(x: Any, value: Any) -> None:
-    """Let the parameter be in the memory of another tensor: of its shard, or replicated."""
-    mine = held(x)
-    if not is_shard(value):
-        if not isinstance(x, nn.Parameter):
-            raise RuntimeError(
-                "the data of a gradient or a state of sharded parameters cannot be replaced by a "
-                "tensor that is not sharded like it; use copy_, or run with --parameters replicated"
-            )
-        mine.wholes.replicated(x)
-        become_plain(x, value.detach())
-        return
-    other, leaf, gradient = held(value), mine.local, grad(x)
-    alike = other.layout == mine.layout
-    unit = mine.unit if alike else None
-    if alike:
-        mine.local = leaf.detach()  # what a graph has saved stays
-        leaf.data = other.local.data
-    else:  # the graph's node of the leaf knows its length
-        leaf, requires = other.local.data, leaf.requires_grad
-        require(leaf, requires)
-    new = Held(leaf, other.layout, mine.wholes, other.memory, unit, mine.index)
-    new.grad = mine.grad
-    if unit is not None:
-        unit.replace(mine.index, new)
-    become(x, new)
-    if gradient is not None and not alike:
-        set_grad(x, gradient)
 
 
 @answers(Tensor.requires_grad_)

@@ -14,9 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.torch_internals import SavedTensors, device_of, in_backward
+from autoddp.training.leaves import with_setter
 from autoddp.training.parameters import functions as functions  # implements them
+from autoddp.training.parameters.aliases import Alias
 from autoddp.training.parameters.choice import Choice
-from autoddp.training.parameters.functions import Alias, on_wholes
+from autoddp.training.parameters.functions import on_wholes
+from autoddp.training.parameters.replaced import share_data
 from autoddp.training.parameters.saving import saving
 from autoddp.training.parameters.shard import (
     ShardedParameter,
@@ -181,6 +184,18 @@ class ShardedParameters(Feature):
             return _on_wholes(made, args, kwargs)
 
         return transformed
+
+    @patch("torch:Tensor.data", why="a plain tensor may get the memory of a sharded one", hot=True)
+    def share_memory(self, plain: Any) -> Any:
+        """Let a plain tensor whose data is replaced share what is sharded."""
+
+        def write(x: Any, value: Any) -> Any:
+            if type(x) is Alias or (_is_ours(value) and not is_shard(x)):
+                share_data(x, value)
+                return NotImplemented
+            return value
+
+        return with_setter(plain, write)
 
     @patch("torch:compile", why="compiled graphs read parameters, which are replicated for them")
     def compile(self, call: Call) -> Any:

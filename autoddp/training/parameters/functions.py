@@ -15,10 +15,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation, transform
-from autoddp.training.parameters.attributes import ANSWERS, MEMORY, METADATA
+from autoddp.training.leaves import DATA
+from autoddp.training.parameters.aliases import (
+    OF_MEMORY,
+    REGION,
+    Alias,
+    Region,
+    join_graph,
+    written_view,
+)
+from autoddp.training.parameters.attributes import ANSWERS, METADATA
 from autoddp.training.parameters.graph import SavedParameters, compute_wholes, whole_of
 from autoddp.training.parameters.layout import is_dense
-from autoddp.training.parameters.saving import pickled_by_torch
 from autoddp.training.parameters.shard import (
     CLASS,
     HELD,
@@ -35,80 +43,16 @@ from autoddp.training.parameters.shard import (
 )
 from autoddp.training.parameters.shardwise import (
     COPIES,
+    LISTS,
     NOT_SHARDWISE,
     reduce_shards,
     run_on_shards,
 )
 from autoddp.training.parameters.wholes import address, with_versions, within
 from autoddp.view import dispatch as view_dispatch
-from autoddp.view.sharded_tensor import WRITTEN, TensorType, leaves_in
+from autoddp.view.sharded_tensor import WRITTEN, leaves_in
 from autoddp.view.table import in_place
 
-
-class Region:
-    """A whole parameter that the script has a view of.
-
-    Attributes:
-        of: What this rank holds of the parameter.
-        whole: The whole, whose memory the views share.
-        writes: How many writes into the shard it has seen.
-    """
-
-    def __init__(self, of: Held, whole: Tensor) -> None:
-        self.of, self.whole, self.writes = of, whole, of.memory.writes
-
-    def refresh(self) -> None:
-        """Copy what was written into the shards since."""
-        if self.writes != self.of.memory.writes:
-            self.whole.data.copy_(self.of.wholes.plain(self.of))
-            self.writes = self.of.memory.writes
-
-    def offset(self, view: Tensor) -> int:
-        """Return where a view begins in the memory of its parameter."""
-        with plain_tensors():
-            return int(view.storage_offset()) - int(self.whole.storage_offset())
-
-
-class Alias(Tensor, metaclass=TensorType):
-    """A view of a whole parameter: what is written into it is written into the shards."""
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Tensor]:  # type: ignore[override]
-        return Tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in OF_MEMORY and type(args[0]) is Alias:
-            return OF_MEMORY[func](args[0])
-        return on_wholes(func, args, kwargs or {})
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the view of a parameter that has memory of its own."""
-        with plain_tensors():
-            needs = self.requires_grad
-        made = (written_view if pickled_by_torch() else separate_view)(self)
-        return made.requires_grad_(needs).__reduce_ex__(protocol)
-
-
-def separate_view(x: Any, whole_of: Any = None) -> Tensor:
-    """Return a view of a parameter as one of memory that has no other parameter."""
-    region: Region = x.__dict__[REGION]
-    whole = (whole_of or region.of.wholes.separate)(region.of)
-    with plain_tensors():
-        return whole.as_strided(x.size(), x.stride(), region.offset(x))
-
-
-def written_view(x: Any) -> Tensor:
-    """Return a view of a parameter for a file that is being written."""
-    return separate_view(x, x.__dict__[REGION].of.wholes.written)
-
-
-def _of_memory(function: Any) -> Any:
-    return lambda x: function(separate_view(x, x.__dict__[REGION].of.wholes.addressed))
-
-
-OF_MEMORY = {getattr(Tensor, name): _of_memory(getattr(Tensor, name)) for name in MEMORY}
-OF_MEMORY[Tensor.storage_offset] = lambda x: x.__dict__[REGION].offset(x)
 # the place of an offset in memory among the arguments of functions that have one
 STRIDED: dict[Any, int] = dict.fromkeys(
     (Tensor.as_strided, torch.as_strided, torch.as_strided_copy), 3
@@ -118,8 +62,6 @@ RESHAPES = {
     getattr(Tensor, f"{name}_")
     for name in ("t", "transpose", "swapdims", "swapaxes", "squeeze", "unsqueeze", "as_strided")
 } | {Tensor.resize_, Tensor.resize_as_, Tensor.set_}
-Alias.__name__, Alias.__qualname__, Alias.__module__ = "Tensor", "Tensor", "torch"
-REGION = "_autoddp_region"
 
 
 def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,8 +113,10 @@ def on_wholes(func: Any, args: Any, kwargs: dict[str, Any], hooks: bool = True) 
     found = {id(x): x for x in leaves_in(args, kwargs) if is_shard(x) or type(x) is Alias}
     if not found:
         return func(*args, **kwargs)
-    if args and id(args[0]) in found and in_place(func):
-        _refuse_write(found[id(args[0])], func, args, kwargs)
+    if args and (in_place(func) or func in RESHAPES):
+        for x in args[0] if type(args[0]) in LISTS else args[:1]:
+            if id(x) in found:
+                _refuse_write(x, func, args, kwargs)
     aliases = [x for x in found.values() if type(x) is Alias]
     regions = {id(x): x.__dict__[REGION] for x in aliases}
     for x in aliases:  # plain meanwhile: another object would be another node of the graph
@@ -220,9 +164,7 @@ def _called(
         if version(given[key]) != before[key]:
             region = regions.get(key)
             _write_back(region.of if region else held(x), given[key], region)
-    for key, x in found.items():
-        if out is given[key]:
-            return x  # an in-place function returns its argument
+            join_graph(region.of if region else held(x), region.whole if region else given[key])
     return _aliased(out, found, given, regions)
 
 
@@ -241,15 +183,17 @@ def _refuse_write(x: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if not torch.is_grad_enabled():
         return
     if type(x) is Alias:
+        leaf = x.__dict__[REGION].of.local
         with plain_tensors():
             refused = x.requires_grad  # one of `x.data` does not
-        if refused:
+        if refused and leaf.requires_grad and leaf.is_leaf:
             raise RuntimeError(
                 "a view of a leaf Variable that requires grad is being used in an in-place "
                 "operation."
             )
     elif held(x).local.requires_grad and held(x).local.is_leaf:
-        func(nn.Parameter(held(x).wholes.plain(held(x)).clone()), *args[1:], **kwargs)
+        leaf = nn.Parameter(held(x).wholes.plain(held(x)).clone())
+        func([leaf] if type(args[0]) in LISTS else leaf, *args[1:], **kwargs)
 
 
 def _write_back(mine: Held, whole: Tensor, region: Region | None) -> None:
@@ -259,7 +203,7 @@ def _write_back(mine: Held, whole: Tensor, region: Region | None) -> None:
         mine.local.copy_(mine.wholes.agreement.cut(source.detach(), mine.layout))
     mine.memory.writes += 1
     if region is not None:
-        region.writes = mine.memory.writes
+        region.seen = mine.written()
     kept = mine.wholes.kept.get(mine.unit) if mine.unit is not None else None
     if kept is not None and address(source) == address(kept.flat):
         kept.wrote(mine)
@@ -268,10 +212,13 @@ def _write_back(mine: Held, whole: Tensor, region: Region | None) -> None:
 def _aliased(
     out: Any, found: dict[int, Any], given: dict[int, Tensor], regions: dict[int, Region]
 ) -> Any:
-    """Note which results are views of a gathered tensor."""
+    """Note which results are in the memory of a gathered tensor: views, `detach()` and `data`."""
     if type(out) in (tuple, list):
         return type(out)(_aliased(x, found, given, regions) for x in out)
-    if type(out) is not Tensor or not (out._is_view() or torch.is_inference_mode_enabled()):
+    for key, x in found.items():
+        if out is given[key]:
+            return x  # an in-place function returns its argument
+    if type(out) is not Tensor or out.layout is not torch.strided or transform():
         return out
     memory = address(out)
     for key, x in found.items():
@@ -290,9 +237,22 @@ def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
     return on_wholes(with_versions(func), args, kwargs or {})
 
 
-_kind: Any  # mypy rejects assigning these two methods
+def alias_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Compute on whole tensors what is called with views of them."""
+    if func in OF_MEMORY and type(args[0]) is Alias:
+        return OF_MEMORY[func](args[0])
+    out = on_wholes(func, args, kwargs or {})
+    if func == DATA.__get__ and type(out) is Alias:  # it has versions of its own
+        of = out.__dict__[REGION].of
+        out.__dict__[REGION] = Region(of.alias(of.local.data), out.__dict__[REGION].whole)
+    return out
+
+
+_kind: Any  # mypy rejects assigning these methods
 for _kind in (ShardedParameter, ShardedState):
     _kind.__torch_function__ = classmethod(torch_function)
     _kind.__torch_dispatch__ = classmethod(torch_dispatch)
+_kind = Alias
+_kind.__torch_function__ = classmethod(alias_function)
 WRITTEN.update({ShardedParameter: written, ShardedState: written, Alias: written_view})
 view_dispatch.FIRST.update((ShardedParameter, ShardedState, Alias))

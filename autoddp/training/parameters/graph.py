@@ -14,7 +14,7 @@ from autoddp.training.parameters.layout import Layout, reduce_scatter
 from autoddp.training.parameters.shard import CLASS, HELD, Held, ShardedState, held
 from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.training.parameters.wholes import Gathered, Wholes, address
-from autoddp.view.redistribute import Boundary
+from autoddp.view.redistribute import Boundary, node_name, with_node_name
 
 
 class GatherParameters(Boundary):
@@ -101,9 +101,10 @@ def _dense(gradient: Tensor) -> Tensor:
 
 def whole_of(wholes: Wholes, mine: Held) -> Tensor:
     """Return the whole of a tensor, with a graph if it has one and gradients are on."""
-    needs = mine.local.requires_grad and torch.is_grad_enabled()
-    if not needs:
+    if not torch.is_grad_enabled():
         return wholes.plain(mine)
+    if not mine.local.requires_grad:
+        return wholes.plain(mine).detach()  # a write may give this one a graph
     gathered = wholes.of(mine)
     if gathered is None or gathered.members[mine.index].local is not mine.local:
         plain = wholes.plain(mine).detach()
@@ -128,8 +129,10 @@ def _add_node(wholes: Wholes, gathered: Gathered) -> None:
 
 
 def _apply(wholes: Wholes, layouts: list[Layout], make: Any, *locals_: Tensor) -> Any:
+    # what was computed of parameters keeps the name of its node
+    node = "" if len(locals_) > 1 or locals_[0].is_leaf else node_name(locals_[0])
     with wholes.internal():
-        return GatherParameters.apply(wholes, layouts, make, *locals_)
+        return with_node_name(GatherParameters, node).apply(wholes, layouts, make, *locals_)
 
 
 def compute_wholes(leaves: Iterable[Any]) -> None:
@@ -141,7 +144,8 @@ def compute_wholes(leaves: Iterable[Any]) -> None:
         if type(x) is not ShardedState or held(x).local.is_leaf or not torch.is_grad_enabled():
             continue
         mine = held(x)
-        whole = whole_of(mine.wholes, mine)
+        plain = mine.wholes.plain(mine).detach()
+        (whole,) = _apply(mine.wholes, [mine.layout], lambda p=plain: [p], mine.local)
         with plain_tensors():
             swap_implementation(x, whole)
             CLASS.__set__(x, Tensor)

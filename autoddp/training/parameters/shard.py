@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import plain_tensors, swap_implementation
 from autoddp.training.parameters.layout import Layout
 from autoddp.training.parameters.saving import pickled_by_torch
+from autoddp.view.redistribute import Renamed, node_name, with_node_name
 from autoddp.view.sharded_tensor import TensorType
 
 if TYPE_CHECKING:
@@ -50,9 +52,13 @@ class Held:
         unit: The tensors that are gathered with it; None if it is gathered alone.
         index: Its place among these.
         grad: The tensor that stands for `local.grad`.
+        tensor: The tensor that holds this.
     """
 
-    __slots__ = ("__weakref__", "grad", "index", "layout", "local", "memory", "unit", "wholes")
+    __slots__ = (
+        *("__weakref__", "grad", "index", "layout", "local", "memory", "tensor", "unit"),
+        "wholes",
+    )
 
     def __init__(
         self,
@@ -67,6 +73,11 @@ class Held:
         self.memory = memory or Memory()
         self.unit, self.index = unit, index
         self.grad: Tensor | None = None
+        self.tensor: Callable[[], Tensor | None] = lambda: None
+
+    def written(self) -> tuple[int, int]:
+        """Return the writes and the version: autograd adds to a gradient past any function."""
+        return self.memory.writes, version(self.local)
 
     def alias(self, local: Tensor) -> Held:
         """Return what a tensor holds that shares this one's memory."""
@@ -151,9 +162,20 @@ def held(x: Any) -> Held:
     return found
 
 
+def hold(x: Any, mine: Held) -> None:
+    """Set what this rank holds of a sharded tensor."""
+    x.__dict__[HELD] = mine
+    mine.tensor = weakref.ref(x)
+
+
 def printed(x: Any) -> Tensor:
-    """Return the whole of a sharded tensor, as it is printed."""
-    return _of_kind(x, held(x).wholes.plain(held(x)))
+    """Return the whole of a sharded tensor, as it is printed: with the graph that it has."""
+    local, whole = held(x).local, held(x).wholes.plain(held(x))
+    if isinstance(x, nn.Parameter) or not local.requires_grad:
+        return _of_kind(x, whole)
+    leaf = whole.detach().requires_grad_()
+    with torch.enable_grad():
+        return leaf if local.is_leaf else with_node_name(Renamed, node_name(local)).apply(leaf)
 
 
 def separate(x: Any) -> Tensor:
@@ -174,8 +196,10 @@ def _of_kind(x: Any, whole: Tensor) -> Tensor:
 
 def state_of(mine: Held) -> ShardedState:
     """Return a tensor of what this rank holds."""
+    if mine.local.requires_grad and mine.local.is_leaf:  # as `zeros_like` makes it
+        require(mine.local)
     made: ShardedState = _wrapper(ShardedState, mine)
-    made.__dict__[HELD] = mine
+    hold(made, mine)
     return made
 
 
@@ -183,7 +207,7 @@ def made_of(mine: Held, kind: Any, requires_grad: bool) -> Any:
     """Return a tensor of this class of what this rank holds, a leaf if it needs a gradient."""
     require(mine.local, requires_grad)
     made = _wrapper(kind, mine)
-    made.__dict__[HELD] = mine
+    hold(made, mine)
     return made
 
 
@@ -195,13 +219,13 @@ def require(local: Tensor, requires_grad: bool = True) -> None:
 
 
 def become(parameter: Any, mine: Held) -> None:
-    """Let a parameter, which stays the same object, be what this rank holds of it."""
-    kind = type(parameter) if is_shard(parameter) else ShardedParameter
+    """Let a tensor, which stays the same object, be what this rank holds of it."""
+    kind = ShardedParameter if isinstance(parameter, nn.Parameter) else ShardedState
     made = _wrapper(kind, mine)
     with plain_tensors():
         swap_implementation(parameter, made)
         CLASS.__set__(parameter, kind)
-    parameter.__dict__[HELD] = mine
+    hold(parameter, mine)
 
 
 def become_plain(parameter: Any, whole: Tensor) -> None:

@@ -11,6 +11,7 @@ from autoddp.comm.group import MAX
 from autoddp.torch_internals import foreach_norm, plain_tensors, unscale_gradients
 from autoddp.training.parameters.graph import SumOfShards
 from autoddp.training.parameters.shard import Held, held, is_shard, state_of
+from autoddp.view.redistribute import Renamed, with_node_name
 from autoddp.view.sharded_tensor import leaves_in
 from autoddp.view.table import in_place, is_pointwise
 
@@ -149,12 +150,15 @@ def _recorded(x: Any) -> bool:
 def _sum(x: Any, *args: Any, **kwargs: Any) -> Any:
     if args or kwargs or not is_shard(x):
         return NOT_SHARDWISE
-    return SumOfShards.apply(held(x).local.sum(), held(x).wholes, held(x).layout.group)
+    total = with_node_name(SumOfShards, "SumBackward0").apply
+    return total(held(x).local.sum(), held(x).wholes, held(x).layout.group)
 
 
 def _mean(x: Any, *args: Any, **kwargs: Any) -> Any:
     total = _sum(x, *args, **kwargs)
-    return total if total is NOT_SHARDWISE else total / x.numel()
+    if total is NOT_SHARDWISE:
+        return total
+    return with_node_name(Renamed, "MeanBackward0").apply(total / x.numel())
 
 
 def _any(x: Any, *args: Any) -> Any:

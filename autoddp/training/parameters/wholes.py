@@ -24,7 +24,7 @@ from autoddp.training.parameters.layout import (
     whole_of_rows,
 )
 from autoddp.training.parameters.saving import Saving
-from autoddp.training.parameters.shard import Held, refuse_threads, version
+from autoddp.training.parameters.shard import Held, refuse_threads
 from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.view.state import View
 
@@ -157,7 +157,7 @@ class Wholes:
         What is gathered otherwise is in the memory of its unit.
         """
         whole, memory = self.plain(mine), mine.memory
-        now = memory.writes, version(mine.local)  # autograd adds to a gradient past any function
+        now = mine.written()
         storage = memory.copy()
         with torch.inference_mode(False), torch.no_grad():
             if storage is None:

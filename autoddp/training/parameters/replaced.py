@@ -1,0 +1,175 @@
+"""Memory and gradients that a script replaces by other tensors: what is shared stays shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddp.errors import BadInput
+from autoddp.torch_internals import plain_tensors, storage_uses, tensor_uses
+from autoddp.training.leaves import DATA, GRAD
+from autoddp.training.parameters.aliases import REGION, Alias
+from autoddp.training.parameters.attributes import answers, grad, move_hooks, slot, whole_tensor
+from autoddp.training.parameters.layout import Layout
+from autoddp.training.parameters.shard import (
+    CLASS,
+    Held,
+    become,
+    become_plain,
+    held,
+    is_shard,
+    require,
+)
+
+
+@answers(GRAD.__set__, slot("_grad").__set__)
+def set_grad(x: Any, value: Any) -> None:
+    """Set the gradient, which is sharded from now on, or let the parameter be replicated.
+
+    It stays the same object, so it is sharded only if nothing else is in its memory.
+    """
+    mine = held(x)
+    if value is None:
+        mine.local.grad = mine.grad = None
+        return
+    if not isinstance(value, Tensor) or not _fits(value, mine):
+        with torch.no_grad():
+            like = nn.Parameter(mine.local.new_empty(mine.layout.shape))
+            GRAD.__set__(like, value)  # raises torch's error
+    alike = is_shard(value) and held(value).layout == mine.layout
+    if not alike and not _sharded_alike(value, mine):
+        _replicate(x, "its gradient is a tensor that shares memory, or has a graph")
+        GRAD.__set__(x, value)
+        return
+    mine.local.grad, mine.grad = held(value).local, value
+
+
+def _fits(value: Tensor, mine: Held) -> bool:
+    local = mine.local
+    alike = value.dtype == local.dtype and value.device == local.device
+    return alike and value.shape == mine.layout.shape
+
+
+def _sharded_alike(value: Any, mine: Held) -> bool:
+    """Let a tensor be sharded like another one, if nothing else is in its memory."""
+    here = held(value).local if is_shard(value) else value
+    if (
+        type(here) is not Tensor
+        or isinstance(value, nn.Parameter)
+        or here.requires_grad
+        or here.layout is not torch.strided
+        or here._is_view()
+        or storage_uses(here) > 1
+        or tensor_uses(here) > 1
+    ):
+        return False
+    become(value, shard_of(whole_tensor(value), mine.layout, mine))
+    return True
+
+
+def shard_of(whole: Tensor, layout: Layout, mine: Held) -> Held:
+    """Return what this rank holds of a whole tensor, in this layout."""
+    return mine.like(mine.wholes.agreement.cut(whole.detach(), layout).clone())
+
+
+def _replicate(x: Any, why: str) -> None:
+    """Let a sharded parameter be replicated.
+
+    Raises:
+        BadInput: It is no parameter.
+    """
+    if not isinstance(x, nn.Parameter):
+        raise BadInput(
+            "a gradient or a state of sharded parameters cannot share memory with a tensor that is "
+            "not sharded like it; use copy_ or clone(), or run with --parameters replicated"
+        )
+    mine = held(x)
+    mine.wholes.replicated(x, why)
+    become_plain(x, mine.wholes.plain(mine).clone())
+
+
+@answers(GRAD.__delete__)
+def del_grad(x: Any) -> None:
+    """Delete the gradient."""
+    set_grad(x, None)
+
+
+@answers(DATA.__set__)
+def set_data(x: Any, value: Any) -> None:
+    """Let the parameter be in the memory of another tensor: of its shard, or replicated."""
+    if not is_shard(value):
+        if type(value) is Alias:
+            refuse_view()
+        _replicate(x, "its data is a tensor of the script's")
+        DATA.__set__(x, value)
+        return
+    mine = held(x)
+    other, leaf, gradient = held(value), mine.local, grad(x)
+    alike = other.layout == mine.layout
+    unit = mine.unit if alike else None
+    if alike:
+        mine.local = leaf.detach()  # what a graph has saved stays
+        leaf.data = other.local.data
+    else:  # the graph's node of the leaf knows its length
+        leaf, requires = other.local.data, leaf.requires_grad
+        require(leaf, requires)
+    new = Held(leaf, other.layout, mine.wholes, other.memory, unit, mine.index)
+    new.grad = mine.grad
+    if unit is not None:
+        unit.replace(mine.index, new)
+    become(x, new)
+    if gradient is not None and not alike:
+        set_grad(x, gradient)
+
+
+def share_data(x: Any, value: Any) -> None:
+    """Let a tensor that is not sharded be in the memory of a sharded one, or of a view of one.
+
+    Raises:
+        BadInput: It cannot be.
+    """
+    if type(x) is Alias:  # of another memory from now on
+        CLASS.__set__(x, Tensor)
+        del x.__dict__[REGION]
+    if type(value) is Alias:
+        if type(x) is not Tensor:
+            refuse_view()
+        region = value.__dict__[REGION]
+        region.refresh()
+        with plain_tensors():
+            DATA.__set__(x, value)
+        CLASS.__set__(x, Alias)
+        x.__dict__[REGION] = region
+    elif is_shard(value):
+        _become_sharded(x, held(value))
+    else:
+        DATA.__set__(x, value)
+
+
+def _become_sharded(x: Any, other: Held) -> None:
+    """Let a plain tensor be a sharded one, in the memory of another."""
+    if type(x) not in (Tensor, nn.Parameter) or not x.is_leaf or x._is_view():
+        raise BadInput(
+            "the data of a tensor that has a graph, or is a view, cannot be that of a sharded "
+            "parameter; use copy_, or run with --parameters replicated"
+        )
+    gradient, local = x.grad, other.local.data
+    require(local, x.requires_grad)
+    move_hooks(x, local)
+    become(x, Held(local, other.layout, other.wholes, other.memory))
+    if gradient is not None:
+        set_grad(x, gradient)
+
+
+def refuse_view() -> None:
+    """Raise where a parameter would be in the memory of a view of a sharded one.
+
+    Raises:
+        BadInput: Always.
+    """
+    raise BadInput(
+        "the data of a parameter cannot be a view of a sharded parameter, which would have to "
+        "follow each write; give it view.clone(), or run with --parameters replicated"
+    )
