@@ -218,6 +218,7 @@ def test_the_decorator(start, plain):
     assert "[autoddp] 2 ranks on 1 node" in err
 
 
+@pytest.mark.slow
 def test_the_main_job_shows_what_readme_shows(start):
     """And the same digits as `python`, which finds the scans that the ranks have written."""
     epochs = " --epochs 3"

@@ -1,6 +1,6 @@
 """Scripts on libraries, in one process and on ranks: `python -m tests.libraries [NAME ...]`.
 
-With all of them `docs/libraries.md` is written. The last line has pytest's form.
+With all of them, one at a time, `docs/libraries.md` is written. The last line has pytest's form.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows(chosen, given.jobs, given.options.split(), given.keep):
         print(say(row), flush=True)
         done.append(row)
-    if not given.names and not given.no_page:
+    if not given.names and not given.no_page and given.jobs == 1:  # else seconds say nothing
         write(done)
     failed = sum(row.ran and bool(row.wrong) for row in done)
     skipped = sum(not row.ran for row in done)
