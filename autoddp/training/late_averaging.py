@@ -21,8 +21,9 @@ from autoddp import torch_internals
 from autoddp.comm.context import Context
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, restore
-from autoddp.training.leaves import GRAD, as_torch, gradient_of
+from autoddp.training.leaves import GRAD, gradient_of
 from autoddp.training.replica import Replicas
+from autoddp.view.table import stands_at
 
 
 class PendingGradients:
@@ -37,7 +38,7 @@ class PendingGradients:
     def __init__(self, replicas: Replicas, context: Context) -> None:
         self.replicas, self.context = replicas, context
         self.leaves: dict[int, Tensor] = {}
-        self._guard = property(self._get, self._set, self._delete)
+        self._guard = stands_at(GRAD, property(self._get, self._set, self._delete))
 
     def add(self, leaves: Iterable[Tensor]) -> None:
         """Add those of these leaves that have gradients."""
@@ -71,14 +72,14 @@ class PendingGradients:
         if id(leaf) in self.leaves:
             self._check()
             self.average()
-        return as_torch(GRAD.__get__, leaf)
+        return GRAD.__get__(leaf)
 
     def _set(self, leaf: Tensor, value: Any) -> None:
-        as_torch(GRAD.__set__, leaf, value)
+        GRAD.__set__(leaf, value)
         self.drop([leaf])
 
     def _delete(self, leaf: Tensor) -> None:
-        as_torch(GRAD.__delete__, leaf)
+        GRAD.__delete__(leaf)
         self.drop([leaf])
 
     def _check(self) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.overrides import handle_torch_function, has_torch_function
 
 from autoddp.torch_internals import no_torch_function
 from autoddp.view.order import Order
+from autoddp.view.table import stands_at
 
 # torch's own getters, setters and deleters: ours may stand there
 GRAD: Any = torch.Tensor.grad
@@ -100,13 +100,6 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
     return found, sparse
 
 
-def as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:
-    """Access an attribute as torch does, with `__torch_function__` of subclasses and modes."""
-    if has_torch_function((tensor,)):
-        return handle_torch_function(access, (tensor,), tensor, *value)
-    return access(tensor, *value)
-
-
 def with_setter(plain: Any, write: Callable[[Any, Any], Any]) -> property:
     """Return `Tensor.data` as a property; `write` returns the value to set.
 
@@ -114,14 +107,11 @@ def with_setter(plain: Any, write: Callable[[Any, Any], Any]) -> property:
         plain: What stands there: torch's own, or such a property.
         write: Is called with the tensor and the value; NotImplemented if all is done.
     """
-    own = not isinstance(plain, property)
-
-    def get(x: Any) -> Any:
-        return as_torch(DATA.__get__, x)
+    write_plain = DATA.__set__ if plain is DATA else plain.__set__
 
     def set(x: Any, value: Any) -> None:
         value = write(x, value)
         if value is not NotImplemented:
-            as_torch(DATA.__set__, x, value) if own else plain.__set__(x, value)
+            write_plain(x, value)
 
-    return property(get, set)
+    return stands_at(DATA, property(DATA.__get__, set))

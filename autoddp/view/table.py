@@ -130,12 +130,25 @@ def _tagged(packet: Any) -> bool:
 ORIGINALS = {f.__code__: f for f in vars(F).values() if isinstance(f, FunctionType)}
 
 
+# what reads and writes an attribute at which a property of ours stands, and torch's own
+ACCESSORS: dict[Any, Any] = {}
+
+
+def stands_at(slot: Any, here: property) -> property:
+    """Note that a property stands at an attribute, whose accessors torch looks up by its name."""
+    for name in ("__get__", "__set__", "__delete__"):
+        ACCESSORS[getattr(here, name)] = getattr(slot, name)
+    return here
+
+
 def original_of(func: Any) -> Any:
-    """Return torch's function if `func` is the script's replacement for it, else None.
+    """Return torch's function if `func` is a replacement for it, ours or the script's, else None.
 
     A script may set `F.relu` to a function that calls the original one. The original then passes
     `F.relu`, the replacement, to `handle_torch_function`; the code that calls tells the original.
     """
+    if func in ACCESSORS:
+        return ACCESSORS[func]
     if func in KNOWN or not isinstance(func, FunctionType):
         return None
     frame: Any = sys._getframe()
