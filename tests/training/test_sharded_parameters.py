@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autoddp.torch_internals import SavedTensors
 from tests.support import training
 from tests.support.same import same_run, same_terminal
 
@@ -39,6 +40,8 @@ def on_ranks(warm, nproc, name, *arguments, folder):
 @RANKS
 @pytest.mark.parametrize("name", sorted({*SCRIPTS} - APART))
 def test_ranks_give_what_one_process_gives(name, nproc, warm, tmp_path):
+    if name == "unnoticed_writes" and not SavedTensors.nest:
+        pytest.skip("torch keeps what it has saved itself, and raises")
     want = in_one_process(warm, name, folder=tmp_path / "python")
     got = on_ranks(warm, nproc, name, folder=tmp_path / "ranks")
     same_run(want, got, LOOSER.get(name, RTOL))

@@ -27,6 +27,7 @@ class Region:
 
     def __init__(self, of: Held, whole: Tensor) -> None:
         self.of, self.whole, self.seen = of, whole, of.written()
+        of.memory.used_by(self)
 
     def refresh(self) -> None:
         """Copy what was written into the shards since."""

@@ -27,13 +27,13 @@ from autoddp.training.parameters.aliases import (
 from autoddp.training.parameters.attributes import ANSWERS, METADATA
 from autoddp.training.parameters.graph import SavedParameters, compute_wholes, whole_of
 from autoddp.training.parameters.layout import is_dense
+from autoddp.training.parameters.replaced import become_plain
 from autoddp.training.parameters.shard import (
     CLASS,
     HELD,
     Held,
     ShardedParameter,
     ShardedState,
-    become_plain,
     held,
     is_shard,
     refuse_below,
@@ -75,7 +75,10 @@ def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
             return func(*args, **kwargs)
     if func in RESHAPES and is_shard(args[0]):
         _refuse_write(args[0], func, args, kwargs)
-        _become_whole(args[0])
+        with torch.enable_grad():
+            compute_wholes(args[:1])
+        if is_shard(args[0]):
+            _become_whole(args[0])
         return func(*args, **kwargs)
     for rule in (run_on_shards, reduce_shards):
         out = rule(func, args, kwargs)
@@ -153,6 +156,8 @@ def _called(
     else:
         args, kwargs = tuple(map(whole, args)), {k: whole(x) for k, x in kwargs.items()}
     first = next(iter(found))
+    if STRIDED.get(func) == 3:
+        _refuse_outside(func, args, kwargs, regions.get(first), found[first])
     if func in STRIDED:
         start = regions[first].whole if first in regions else given[first]
         args, kwargs = _from_start(func, args, kwargs, int(start.storage_offset()))
@@ -166,6 +171,15 @@ def _called(
             _write_back(region.of if region else held(x), given[key], region)
             join_graph(region.of if region else held(x), region.whole if region else given[key])
     return _aliased(out, found, given, regions)
+
+
+def _refuse_outside(func: Any, args: Any, kwargs: Any, region: Region | None, x: Any) -> None:
+    """Raise torch's error for a view beyond a parameter: a gathered one has others beside it."""
+    mine = region.of if region else held(x)
+    like = torch.empty(mine.layout.shape.numel(), dtype=mine.local.dtype)
+    with plain_tensors(), torch.no_grad():
+        start = region.offset(x) if region else 0
+        func(like.as_strided(x.size(), x.stride(), start), *args[1:], **kwargs)
 
 
 def _from_start(func: Any, args: Any, kwargs: dict[str, Any], start: int) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation
+from autoddp.training.parameters.aliases import REGION, Alias, Region
 from autoddp.training.parameters.layout import Layout, reduce_scatter
 from autoddp.training.parameters.shard import CLASS, HELD, Held, ShardedState, held
 from autoddp.training.parameters.shard_group import ShardGroup
@@ -146,12 +147,16 @@ def compute_wholes(leaves: Iterable[Any]) -> None:
         mine = held(x)
         plain = mine.wholes.plain(mine).detach()
         (whole,) = _apply(mine.wholes, [mine.layout], lambda p=plain: [p], mine.local)
+        shared = any(user is not x for user in mine.memory.users())
+        memory = whole.detach()
         with plain_tensors():
             swap_implementation(x, whole)
-            CLASS.__set__(x, Tensor)
+            CLASS.__set__(x, Alias if shared else Tensor)
             if mine.local.retains_grad:
                 x.retain_grad()
         del x.__dict__[HELD]
+        if shared:  # as `p.data` that was written into
+            x.__dict__[REGION] = Region(mine.alias(mine.local.detach()), memory)
 
 
 class Saved:

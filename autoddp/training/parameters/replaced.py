@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.errors import BadInput
-from autoddp.torch_internals import plain_tensors, storage_uses, tensor_uses
+from autoddp.torch_internals import plain_tensors, storage_uses, swap_implementation, tensor_uses
 from autoddp.training.leaves import DATA, GRAD
 from autoddp.training.parameters.aliases import REGION, Alias
 from autoddp.training.parameters.attributes import answers, grad, move_hooks, slot, whole_tensor
 from autoddp.training.parameters.layout import Layout
 from autoddp.training.parameters.shard import (
     CLASS,
+    HELD,
     Held,
     become,
-    become_plain,
     held,
     is_shard,
     require,
@@ -74,8 +74,41 @@ def shard_of(whole: Tensor, layout: Layout, mine: Held) -> Held:
     return mine.like(mine.wholes.agreement.cut(whole.detach(), layout).clone())
 
 
-def _replicate(x: Any, why: str) -> None:
-    """Let a sharded parameter be replicated.
+def become_plain(parameter: Any, whole: Tensor, alone: bool = False) -> None:
+    """Let a sharded tensor, which stays the same object, be a replicated one of this value.
+
+    Its gradient and its hooks stay. So is each tensor in its memory, unless it leaves it `alone`.
+
+    Raises:
+        BadInput: There are views of it, which would be of other memory.
+    """
+    mine = held(parameter)
+    users = [] if alone else [x for x in mine.memory.users() if x is not parameter]
+    if any(not is_shard(x) or not held(x).local.is_leaf for x in users):
+        raise BadInput(
+            "a sharded parameter has to be replicated here, while the script holds views of it, "
+            "which would not follow; drop them before, or run with --parameters replicated"
+        )
+    local = mine.local
+    kind: type[Tensor] = Tensor
+    leaf = whole.detach().requires_grad_(local.requires_grad)
+    if isinstance(parameter, nn.Parameter):
+        leaf, kind = nn.Parameter(whole, requires_grad=local.requires_grad), nn.Parameter
+    if local.grad is not None:
+        leaf.grad = mine.wholes.plain(mine.like(local.grad)).clone()
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(local, name):
+            setattr(leaf, name, getattr(local, name))
+    with plain_tensors():
+        swap_implementation(parameter, leaf)
+        CLASS.__set__(parameter, kind)
+    del parameter.__dict__[HELD]
+    for x in users:
+        become_plain(x, whole, alone=True)
+
+
+def _replicate(x: Any, why: str, value: Tensor | None = None) -> None:
+    """Let a sharded parameter be replicated, in the memory of a value if there is one.
 
     Raises:
         BadInput: It is no parameter.
@@ -87,7 +120,10 @@ def _replicate(x: Any, why: str) -> None:
         )
     mine = held(x)
     mine.wholes.replicated(x, why)
-    become_plain(x, mine.wholes.plain(mine).clone())
+    if value is None:
+        become_plain(x, mine.wholes.plain(mine).clone())
+    else:
+        become_plain(x, value.detach(), alone=True)
 
 
 @answers(GRAD.__delete__)
@@ -102,8 +138,7 @@ def set_data(x: Any, value: Any) -> None:
     if not is_shard(value):
         if type(value) is Alias:
             refuse_view()
-        _replicate(x, "its data is a tensor of the script's")
-        DATA.__set__(x, value)
+        _replicate(x, "its data is a tensor of the script's", value)
         return
     mine = held(x)
     other, leaf, gradient = held(value), mine.local, grad(x)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoddp.training.parameters.wholes import Unit, Wholes
 
 CLASS: Any = vars(object)["__class__"]  # ours have a property of that name
+MANY = 16  # users of one memory, of which the dead are forgotten then
 HELD = "_autoddp_held"  # the attribute of a sharded tensor with its `Held`
 
 
@@ -33,12 +34,24 @@ class Memory:
         copied: The writes that this copy has seen, and the version.
     """
 
-    __slots__ = ("copied", "copy", "writes")
+    __slots__ = ("_users", "copied", "copy", "writes")
 
     def __init__(self) -> None:
         self.writes = 0
+        self._users: list[weakref.ref[Any]] = []
         self.copied: tuple[int, int] | None = None
         self.copy: Callable[[], torch.UntypedStorage | None] = lambda: None
+
+    def used_by(self, user: Any) -> Any:
+        """Note a tensor, or a region that has views, that is in this memory as long as it lives."""
+        if len(self._users) > MANY:
+            self._users = [known for known in self._users if known() is not None]
+        self._users.append(weakref.ref(user))
+        return self._users[-1]
+
+    def users(self) -> list[Any]:
+        """Return the tensors and regions in this memory."""
+        return [user for known in self._users if (user := known()) is not None]
 
 
 class Held:
@@ -165,7 +178,7 @@ def held(x: Any) -> Held:
 def hold(x: Any, mine: Held) -> None:
     """Set what this rank holds of a sharded tensor."""
     x.__dict__[HELD] = mine
-    mine.tensor = weakref.ref(x)
+    mine.tensor = mine.memory.used_by(x)
 
 
 def printed(x: Any) -> Tensor:
@@ -226,25 +239,6 @@ def become(parameter: Any, mine: Held) -> None:
         swap_implementation(parameter, made)
         CLASS.__set__(parameter, kind)
     hold(parameter, mine)
-
-
-def become_plain(parameter: Any, whole: Tensor) -> None:
-    """Let a sharded parameter, which stays the same object, be a replicated one of this value.
-
-    Its gradient and its hooks stay.
-    """
-    mine = held(parameter)
-    local = mine.local
-    made = nn.Parameter(whole, requires_grad=local.requires_grad)
-    if local.grad is not None:
-        made.grad = mine.wholes.plain(mine.like(local.grad)).clone()
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        if getattr(local, name):
-            setattr(made, name, getattr(local, name))
-    with plain_tensors():
-        swap_implementation(parameter, made)
-        CLASS.__set__(parameter, nn.Parameter)
-    del parameter.__dict__[HELD]
 
 
 def _wrapper(kind: Any, mine: Held) -> Any:

@@ -17,10 +17,10 @@ from autoddp.torch_internals import storage_uses, tensor_uses
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.parameters.attributes import move_hooks
 from autoddp.training.parameters.layout import cut_evenly, is_dense
+from autoddp.training.parameters.replaced import become_plain
 from autoddp.training.parameters.shard import (
     Held,
     become,
-    become_plain,
     held,
     is_shard,
     require,
