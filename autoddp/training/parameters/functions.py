@@ -176,7 +176,7 @@ def _called(
 def _refuse_outside(func: Any, args: Any, kwargs: Any, region: Region | None, x: Any) -> None:
     """Raise torch's error for a view beyond a parameter: a gathered one has others beside it."""
     mine = region.of if region else held(x)
-    like = torch.empty(mine.layout.shape.numel(), dtype=mine.local.dtype)
+    like = torch.empty(mine.layout.shape.numel(), dtype=mine.local.dtype, device="cpu")
     with plain_tensors(), torch.no_grad():
         start = region.offset(x) if region else 0
         func(like.as_strided(x.size(), x.stride(), start), *args[1:], **kwargs)
