@@ -25,8 +25,10 @@ _RUNNERS = ("multiprocessing/pool.py", "multiprocessing/process.py")
 # Files of the standard library that decide by the clock for whom they serve: rotation of logs.
 _BY_TIME = (STDLIB[0] + "logging/handlers.py", STDLIB[1] + "logging/handlers.py")
 # Files that read the clock where ranks need not come in one order: torch times its compilers and
-# its waiting, and a thread changes how often the bars of tqdm look.
-_TIMES = tuple(f"{installed}{name}/" for installed in INSTALLED for name in ("torch", "tqdm"))
+# its waiting, and threads change how often the bars of tqdm look, and what joblib hands out when.
+_TIMES = tuple(
+    f"{installed}{name}/" for installed in INSTALLED for name in ("torch", "tqdm", "joblib")
+)
 _NOT_TIMES = ("/torch/utils/tensorboard/", "/torch/utils/benchmark/")
 # Packages that run worker processes: each rank, or one rank of each node, has its own workers.
 _POOLS = (

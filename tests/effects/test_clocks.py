@@ -83,8 +83,8 @@ def test_a_library_waits_until_rank_0s_time_is_over(on, tmp_path):
     assert zero == one == two > 2
 
 
-@pytest.mark.parametrize("package", ["torch/_inductor", "tqdm", "wandb"])
-def test_compilers_bars_and_trackers_read_their_own_clock(on, tmp_path, package):
+@pytest.mark.parametrize("package", ["torch/_inductor", "tqdm", "joblib", "wandb"])
+def test_compilers_bars_pools_and_trackers_read_their_own_clock(on, tmp_path, package):
     def script(run):
         return of_package(tmp_path, package)(0.2, 0.002 + 0.1 * run.world.rank)
 

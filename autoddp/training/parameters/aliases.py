@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from autoddp.torch_internals import plain_tensors, swap_implementation
+from autoddp.torch_internals import plain_tensors
 from autoddp.training.parameters.saving import pickled_by_torch
-from autoddp.training.parameters.shard import CLASS, HELD, Held
+from autoddp.training.parameters.shard import CLASS, Held
 from autoddp.view.sharded_tensor import TensorType
 
 REGION = "_autoddp_region"  # the attribute of a view with its `Region`
@@ -90,20 +90,3 @@ def _of_memory(function: Any) -> Any:
 OF_MEMORY = {getattr(Tensor, name): _of_memory(getattr(Tensor, name)) for name in MEMORY}
 OF_MEMORY[Tensor.storage_offset] = lambda x: x.__dict__[REGION].offset(x)
 Alias.__name__, Alias.__qualname__, Alias.__module__ = "Tensor", "Tensor", "torch"
-
-
-def join_graph(mine: Held, whole: Tensor) -> None:
-    """Let a tensor be whole which had no graph until a function wrote one's result into it."""
-    x: Any = mine.tensor()
-    if x is None or not whole.requires_grad or mine.local.requires_grad:
-        return
-    parameter = isinstance(x, nn.Parameter)
-    memory = whole.detach()
-    with plain_tensors():
-        swap_implementation(x, whole)
-        CLASS.__set__(x, nn.Parameter if parameter else Alias)
-    del x.__dict__[HELD]
-    if parameter:
-        mine.wholes.replicated(x, "a function writes a result with a graph into one")
-    else:
-        x.__dict__[REGION] = Region(mine, memory)

@@ -21,13 +21,12 @@ from autoddp.training.parameters.aliases import (
     REGION,
     Alias,
     Region,
-    join_graph,
     written_view,
 )
 from autoddp.training.parameters.attributes import ANSWERS, METADATA
 from autoddp.training.parameters.graph import SavedParameters, compute_wholes, whole_of
 from autoddp.training.parameters.layout import is_dense
-from autoddp.training.parameters.replaced import become_plain
+from autoddp.training.parameters.replaced import become_plain, join_graph
 from autoddp.training.parameters.shard import (
     CLASS,
     HELD,

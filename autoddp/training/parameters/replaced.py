@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from autoddp.errors import BadInput
 from autoddp.torch_internals import plain_tensors, storage_uses, swap_implementation, tensor_uses
 from autoddp.training.leaves import DATA, GRAD
-from autoddp.training.parameters.aliases import REGION, Alias
+from autoddp.training.parameters.aliases import REGION, Alias, Region
 from autoddp.training.parameters.attributes import answers, grad, move_hooks, slot, whole_tensor
 from autoddp.training.parameters.layout import Layout
 from autoddp.training.parameters.shard import (
@@ -21,6 +21,12 @@ from autoddp.training.parameters.shard import (
     held,
     is_shard,
     require,
+)
+from autoddp.training.parameters.wholes import address
+
+VIEWED = (
+    "a sharded parameter has to be replicated here, while the script holds views of it, which "
+    "would not follow; drop them before, or run with --parameters replicated"
 )
 
 
@@ -85,10 +91,7 @@ def become_plain(parameter: Any, whole: Tensor, alone: bool = False) -> None:
     mine = held(parameter)
     users = [] if alone else [x for x in mine.memory.users() if x is not parameter]
     if any(not is_shard(x) or not held(x).local.is_leaf for x in users):
-        raise BadInput(
-            "a sharded parameter has to be replicated here, while the script holds views of it, "
-            "which would not follow; drop them before, or run with --parameters replicated"
-        )
+        raise BadInput(VIEWED)
     local = mine.local
     kind: type[Tensor] = Tensor
     leaf = whole.detach().requires_grad_(local.requires_grad)
@@ -105,6 +108,35 @@ def become_plain(parameter: Any, whole: Tensor, alone: bool = False) -> None:
     del parameter.__dict__[HELD]
     for x in users:
         become_plain(x, whole, alone=True)
+
+
+def join_graph(mine: Held, whole: Tensor) -> None:
+    """Let a tensor be whole which had no graph until a function wrote one's result into it.
+
+    Raises:
+        BadInput: It is a parameter, of which there are views in other memory.
+    """
+    x: Any = mine.tensor()
+    if x is None or not whole.requires_grad or mine.local.requires_grad:
+        return
+    parameter, memory = isinstance(x, nn.Parameter), whole.detach()
+    with plain_tensors():
+        swap_implementation(x, whole)
+        CLASS.__set__(x, nn.Parameter if parameter else Alias)
+    del x.__dict__[HELD]
+    users = mine.memory.users()
+    for user in users:
+        if type(user) is Region and user.whole is whole:
+            user.whole = memory  # that object is a shard's now
+    if not parameter:
+        x.__dict__[REGION] = Region(mine, memory)
+        return
+    mine.wholes.replicated(x, "a function writes a result with a graph into one")
+    for user in users:
+        if is_shard(user):
+            become_plain(user, memory, alone=True)
+        elif type(user) is Region and address(user.whole) != address(memory):
+            raise BadInput(VIEWED)
 
 
 def _replicate(x: Any, why: str, value: Tensor | None = None) -> None:

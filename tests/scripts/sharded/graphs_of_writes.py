@@ -39,9 +39,11 @@ def memory_of_a_parameter(a, b):
 
 
 def frozen(a, b):
+    same = a.data
     a.requires_grad_(False).view(-1)[:6].mul_(b)
     a.square().sum().backward()
-    return a, b.grad
+    a.detach().mul_(2)
+    return a, b.grad, same
 
 
 def in_lists(a, b):
