@@ -18,7 +18,7 @@ from autoddp.torch_internals import (
     transform,
 )
 from autoddp.view.aliases import exposes
-from autoddp.view.error_messages import OTHERS, WRONG, reword
+from autoddp.view.error_messages import OTHERS, WRONG, of_handler, reword
 from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import (
@@ -167,12 +167,13 @@ def _decision(rule: FunctionRule, func: Any, args: Any, kwargs: dict[str, Any]) 
     """Return what the rule decides: to gather in place of an error, as torch then raises its own.
 
     A backward is not repeated, as its error may be of the script's own code. Errors of other types
-    are those by which torch ends a checkpoint early, or a hook of the script the call.
+    are those by which torch ends a checkpoint early, or a hook of the script the call; and what the
+    handler of a signal raises, has nothing to do with the call that it interrupts.
     """
     try:
         return rule.decide(func, args, kwargs)
     except ERRORS as error:
-        if func in GRAPH or isinstance(error, OTHERS):
+        if func in GRAPH or isinstance(error, OTHERS) or of_handler(error):
             raise
         return GATHER_ONCE
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,16 @@ def reword(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> No
         return
     if type(new) is type(error) and NUMBER.sub("", str(new)) == NUMBER.sub("", str(error)):
         error.args = new.args
+
+
+def of_handler(error: BaseException) -> bool:
+    """Return whether the handler of a signal raised `error`, so that any call may have ended in it.
+
+    torch's handler of SIGCHLD does so where a loader's worker has ended.
+    """
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _raised(call: Callable[[], Any]) -> Exception | None:

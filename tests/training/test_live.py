@@ -59,6 +59,14 @@ def of_a_global_of_the_module_that_torch_has_made():
 
 
 @script
+def of_a_module_that_holds_much_else():
+    KEPT.maker = [[[str(n) + str(m)] for m in range(100)] for n in range(200)]
+    KEPT.maker.append([[[[torch.Generator().manual_seed(3)]]]])
+    draws = lambda: float(torch.rand((), generator=KEPT.maker[-1][0][0][0][0]))  # noqa: E731
+    return batches(Sampled(draws)), draws()
+
+
+@script
 def of_a_closure():
     rng, other = random.Random(0), torch.Generator().manual_seed(0)
     draws = lambda: rng.random() + float(torch.rand((), generator=other))  # noqa: E731

@@ -6,11 +6,12 @@ import gc
 import pickle
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from autoddp.comm import accelerator
 from autoddp.training.loading.live import LiveGenerators, global_generators
@@ -56,6 +57,12 @@ class Generators:
         same = same and len(self.devices) == len(now.devices)
         return "" if same and all(map(torch.equal, self.devices, now.devices)) else DRAWS
 
+    def add(self, x: Any) -> None:
+        """Take the state of a further generator, that is not drawn from yet."""
+        known = (*global_generators().values(), *(y for y, _ in self.own))
+        if all(x is not y for y in known):
+            self.own.append((x, _state(x)))
+
     def checksums(self) -> dict[str, int]:
         """Return a checksum of the state of each global generator, by its name."""
         pairs = zip(accelerator.devices(), self.devices, strict=True)
@@ -89,6 +96,27 @@ def _equal(one: Any, other: Any) -> bool:
     return pickle.dumps(one) == pickle.dumps(other) if isinstance(one, dict) else one == other
 
 
+class Drawing(TorchFunctionMode):
+    """Takes the state of a `torch.Generator` before a function of this thread draws from it.
+
+    Python's collector does not track these objects, so that no search is sure to find one.
+
+    Args:
+        snapshot: Returns the snapshot that gets the state, or None.
+    """
+
+    def __init__(self, snapshot: Callable[[], Generators | None]) -> None:
+        super().__init__()
+        self._snapshot = snapshot
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        drawn = kwargs.get("generator")
+        if drawn is not None and (before := self._snapshot()) is not None:
+            before.add(drawn)
+        return func(*args, **kwargs)
+
+
 # ---- in worker processes
 
 
@@ -110,7 +138,7 @@ class WatchingCollate:
     def __init__(self, loader: Any, live: LiveGenerators) -> None:
         self.collate, self.worker_init = loader.collate_fn, loader.worker_init_fn
         self.before: Generators | None = None
-        self.own, self.live = live.search(*holders(loader)), live
+        self.own, self.live = live.new(*holders(loader)), live
         self.forked = self.first = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,13 +161,14 @@ class WatchingCollate:
         """Initialise a worker as the script does, then take a snapshot of the generators."""
         if not self.forked:
             self.live = LiveGenerators()
-            self.own = self.live.search()
+            self.own = self.live.new()
         if self.worker_init is not None:
             self.worker_init(number)  # may put a generator into any object of before
         self.own += self.live.new(*self._holders(), since=self.own)
         if self.worker_init is None and self.forked:
             gc.freeze()
         self.before = Generators(self.own)
+        Drawing(lambda: self.before).__enter__()  # until the process ends
 
     def _holders(self) -> tuple[Any, ...]:
         info: Any = torch.utils.data.get_worker_info()

@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.report import users_modules
-
 MANY = 1000  # items of a container, above which it holds samples and no settings
 REACH = 10_000  # objects that one search looks at
 LEAVES = (
@@ -38,7 +36,7 @@ class LiveGenerators:
     Looking for them among all objects would cost as much as there is in memory. An object is in the
     youngest generation of Python's collector until a collection: what is there is looked at before
     each, and at a search, so that each object is looked at once. The collector does not track a
-    `torch.Generator`: it is found where the data set or a module of the script holds it.
+    `torch.Generator`: it is found where the data set holds it, or when a fetch draws from it.
     """
 
     def __init__(self) -> None:
@@ -49,11 +47,6 @@ class LiveGenerators:
         """Look at new objects before each collection from now on."""
         gc.callbacks.append(self._note)
         undo.callback(gc.callbacks.remove, self._note)
-
-    def search(self, *holders: Any) -> list[Any]:
-        """Return the generators, with those that are reachable from `holders` or the script's."""
-        everything = (vars(module).values() for module in users_modules())
-        return self.new(*holders, *(x for values in everything for x in values))
 
     def new(self, *holders: Any, since: Iterable[Any] = ()) -> list[Any]:
         """Return the generators that are tracked or reachable from `holders`, without `since`."""

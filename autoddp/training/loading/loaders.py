@@ -131,7 +131,7 @@ class Loaders(Feature):
         plans = self.plans.setdefault(owner(loader), {})
         if unlike not in plans:
             apart = APART if self.loading == ROWS else ""
-            own = self.live.search(*holders(loader))
+            own = self.live.new(*holders(loader))
             plans[unlike] = Plan(where, ROWS, apart, unlike, generators=own)
         plan = plans[unlike]
         plan.where = where

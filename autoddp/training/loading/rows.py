@@ -35,6 +35,7 @@ class RowBatches:
         self.trying = not plan.confirmed
         self.whole = self.trying or job.first.wanted(loader)  # the first batch, on every rank
         self.own_draws = job.loading == ROWS and plan.generators is not None
+        self.draws = plan.generators is not None and not loader.num_workers
         self.seeds = seeds_of(loader)
         # workers read ahead
         whole = (1 if loader.num_workers else math.inf) if self.whole else 0
@@ -121,7 +122,7 @@ class RowBatches:
             raise
 
     def _fetched_alike(self) -> tuple[Any, str]:
-        batch = self.fetching.fetch(self.inner)
+        batch = self.fetching.fetch(self.inner, self.draws)
         drew = type(batch) is DrawingBatch
         batch, moved = (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
         return batch, "" if self.own_draws and moved == DRAWS else moved

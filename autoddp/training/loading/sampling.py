@@ -9,14 +9,14 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.loading.generators import Generators, WatchingCollate
+from autoddp.training.loading.generators import Drawing, Generators, WatchingCollate
 from autoddp.training.loading.live import LiveGenerators
 from autoddp.view.shard_sizes import even_sizes
 
@@ -155,17 +155,22 @@ class Fetching:
         with changed(loader, **changes):
             return make()
 
-    def fetch(self, inner: Any) -> Any:
+    def fetch(self, inner: Any, draws: bool = False) -> Any:
         """Fetch the next batch, with modules in the data set not sharded.
 
         Afterwards restore the generators, unless all ranks have fetched the same.
+
+        Args:
+            inner: The loader's own iterator.
+            draws: Whether samples that are fetched in this process may draw.
         """
         self.outside, self.moved = None, ""
         if not self.run.group.context.on_script_thread():
             # another thread's modules and draws would be affected
             return next(inner)
         try:
-            with self.run.view.context.within(Code.PLAIN):
+            noting = Drawing(lambda: self.outside) if draws else nullcontext()
+            with self.run.view.context.within(Code.PLAIN), noting:
                 return next(inner)
         finally:
             if self.outside is not None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, WAITING
 from autoddp.errors import Disagreement, RankEnded
-from autoddp.training.loading.generators import OWN, Generators
+from autoddp.training.loading.generators import OWN, Drawing, Generators
 from autoddp.training.loading.link import NodeLink
 from autoddp.training.loading.message import NotTransferable, packed
 
@@ -91,7 +91,8 @@ class SharedPass:
         before = Generators(own) if here else None
         with self.at(ACTING, self._words()):
             try:
-                batch = load()
+                with Drawing(lambda: before):
+                    batch = load()
                 if before is not None and before.own and before.moved() == OWN:
                     raise NotTransferable(OWN)
                 moved = Generators() if all_states else _moved(before)
