@@ -35,6 +35,23 @@ settings.register_profile("nightly", deadline=None, database=None, max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--turn", type=int, help="half of the tests: others for the next number")
+
+
+@pytest.hookimpl(trylast=True)  # after -m
+def pytest_collection_modifyitems(config, items):
+    """Files take turns, as their tests share what is run once; scripts share nothing."""
+    turn = config.getoption("--turn")
+    if turn is None:
+        return
+    units = [x.nodeid if x.path.name == "test_end_to_end.py" else str(x.path) for x in items]
+    turns = {unit: (n + turn) % 2 for n, unit in enumerate(sorted({*units}))}
+    pairs = list(zip(items, units, strict=True))
+    config.hook.pytest_deselected(items=[item for item, unit in pairs if turns[unit]])
+    items[:] = [item for item, unit in pairs if not turns[unit]]
+
+
 def pytest_configure():
     """A shell starts background jobs deaf to Ctrl-C, and all that they start: tests send it."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 import shutil
 from pathlib import Path
 
@@ -41,22 +39,13 @@ ARGUMENTS = {
 # torch's inductor builds kernels for CPUs by g++: minutes, where its cache is empty
 BUILT = {"compiled_draws", "compiled_graphs", "compiled_parts"}
 SLOW, LONG = pytest.mark.slow, pytest.mark.timeout(2700)
-ORDER = {name: n for n, name in enumerate(SCRIPTS)}
-# slow scripts take turns, one day on 2 ranks, the next on 3; with EVERY=1 all run
-DAY, EVERY = datetime.date.today().toordinal(), "EVERY" in os.environ
-
-
-def turn(name: str) -> int:
-    """0 or 1, another one each day."""
-    return (ORDER[name] + DAY) % 2
-
 
 WANTED = [
     pytest.param(name, nproc, marks=[SLOW] * (name not in QUICK) + [LONG] * (name in BUILT))
     for name in SCRIPTS
     for nproc in (2, 3)
     # those that are built compile for minutes; `test_compiled` has 2 ranks
-    if (nproc == 3 if name in BUILT else name in QUICK or EVERY or nproc == 2 + turn(name))
+    if nproc == 3 or name not in BUILT
 ]
 
 
@@ -111,11 +100,7 @@ def test_ranks_give_what_one_process_gives(name, nproc, warm, references, tmp_pa
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[SLOW] * (name not in QUICKEST))
-        for name in SHARDED
-        if name in QUICKEST or EVERY or turn(name)
-    ],
+    [pytest.param(name, marks=[SLOW] * (name not in QUICKEST)) for name in SHARDED],
 )
 def test_sharded_parameters_give_what_one_process_gives(name, warm, references, tmp_path):
     rtol = LOOSER.get(name, RTOL)
