@@ -146,7 +146,8 @@ class NodeMemory:
 
     def _views_of(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
         starts, nbytes = self._halves[half], count * dtype.itemsize
-        return [self._bytes[HEAD + at : HEAD + at + nbytes].view(dtype) for at in starts]
+        with torch.inference_mode(False):  # they outlive it
+            return [self._bytes[HEAD + at : HEAD + at + nbytes].view(dtype) for at in starts]
 
     def _wait_alike(self) -> None:
         """Wait for all ranks, and check that they bring pieces of one size."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoddp import inductor
 from autoddp.torch_internals import in_backward
 from autoddp.view import Partial, ShardedTensor, full
+from autoddp.view.aliases import version
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import wrap
@@ -84,14 +85,14 @@ class LocalGraph(nn.Module):
 
     def run(self, *given: Any) -> list[Any]:
         """Call the compiled graph with the inputs of the whole graph, and return its results."""
-        sharded = [(x, x.local._version) for x in given if type(x) is ShardedTensor]
+        sharded = [(x, version(x.local)) for x in given if type(x) is ShardedTensor]
         group = self.view.group
         arguments = (
             x.local if type(x) is ShardedTensor else with_mean_gradient(x, group) for x in given
         )
         out = iter(self.compiled(*arguments))
-        for x, version in sharded:
-            if x._local._version != version:
+        for x, before in sharded:
+            if version(x._local) != before or before < 0:  # inference mode counts none
                 x.wrote()
         return [make(out) for make in self.rebuild]
 

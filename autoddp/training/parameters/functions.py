@@ -37,7 +37,6 @@ from autoddp.training.parameters.shard import (
     is_shard,
     refuse_below,
     state_of,
-    version,
     written,
 )
 from autoddp.training.parameters.shardwise import (
@@ -49,6 +48,7 @@ from autoddp.training.parameters.shardwise import (
 )
 from autoddp.training.parameters.wholes import address, with_versions, within
 from autoddp.view import dispatch as view_dispatch
+from autoddp.view.aliases import version
 from autoddp.view.sharded_tensor import WRITTEN, leaves_in
 from autoddp.view.table import ACCESSORS, in_place
 

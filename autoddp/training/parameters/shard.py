@@ -14,6 +14,7 @@ from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import plain_tensors, swap_implementation
 from autoddp.training.parameters.layout import Layout
 from autoddp.training.parameters.saving import pickled_by_torch
+from autoddp.view.aliases import version
 from autoddp.view.redistribute import Renamed, node_name, with_node_name
 from autoddp.view.sharded_tensor import TensorType
 
@@ -276,8 +277,3 @@ def refuse_below(func: Any, found: list[Held]) -> None:
             f"{func} met a sharded parameter below autograd, where its gradient would be lost; "
             "give it p.detach() if it needs no gradient, or run with --parameters replicated"
         )
-
-
-def version(x: Any) -> int:
-    """Return the version of a plain tensor."""
-    return -1 if torch.is_inference(x) else x._version

@@ -11,6 +11,7 @@ from autoddp.comm.group import MAX
 from autoddp.torch_internals import foreach_norm, plain_tensors, unscale_gradients
 from autoddp.training.parameters.graph import SumOfShards
 from autoddp.training.parameters.shard import Held, held, is_shard, state_of
+from autoddp.view.aliases import version
 from autoddp.view.redistribute import Renamed, with_node_name
 from autoddp.view.sharded_tensor import leaves_in
 from autoddp.view.table import in_place, is_pointwise
@@ -64,11 +65,11 @@ def run_on_shards(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     except _Misplaced:
         return NOT_SHARDWISE
     shards = [x for x in leaves_in(args, kwargs) if is_shard(x)]
-    before = [(held(x), held(x).local._version) for x in shards]
+    before = [(held(x), version(held(x).local)) for x in shards]
     with plain_tensors():
         out = func(*made[: len(args)], **dict(zip(kwargs, made[len(args) :], strict=True)))
     for mine, seen in before:
-        if mine.local._version != seen:
+        if version(mine.local) != seen or (seen < 0 and written):  # inference mode counts none
             mine.memory.writes += 1
     if isinstance(out, Tensor) and None in columns and out.shape != columns[None].local.shape:
         return NOT_SHARDWISE
