@@ -15,7 +15,7 @@ PANELS = {
     "Launch": ("nproc", "module", "backend", "own_ddp"),
     "Several nodes": ("nnodes", "node_rank", "master_addr", "master_port"),
     RESULT: ("view", "batchnorm", "draws", "strict"),
-    "Speed": ("parameters", "loading", "average_every", "rowwise"),
+    "Speed": ("parameters", "placement", "loading", "average_every", "rowwise"),
 }
 EXAMPLES = {
     "autoddp": (

@@ -15,6 +15,7 @@ class Keywords(TypedDict, total=False):
     view: Literal["global", "local"]
     batchnorm: Literal["exact", "local"]
     parameters: Literal["auto", "sharded", "replicated"]
+    placement: Literal["sharded", "auto", "replicated"]
     loading: Literal["auto", "rows", "each"]
     draws: Literal["auto", "whole", "own"]
     average_every: int | str | None

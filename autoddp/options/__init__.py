@@ -81,6 +81,13 @@ class Options:
         *(DECORATOR, VERIFY, BENCH),
         choices=("auto", "sharded", "replicated"),
     )
+    placement: str = option(
+        "sharded",
+        "What a rank computes: sharded is its rows of each batch, replicated is whole batches, "
+        "which is faster if a step takes little time; auto tries both for some steps.",
+        *(DECORATOR, BENCH),
+        choices=("sharded", "auto", "replicated"),
+    )
     loading: str = option(
         "auto",
         "What a rank loads: auto loads its rows if that is exact, else one rank of each node "

@@ -24,6 +24,7 @@ from autoddp.training.loading.loaders import Loaders
 from autoddp.training.local_view import LocalView
 from autoddp.training.modules import Modules
 from autoddp.training.parameters.feature import ShardedParameters
+from autoddp.training.placement import Placement
 from autoddp.training.rowwise import Rowwise
 
 FEATURES: tuple[type[Feature], ...] = (
@@ -49,6 +50,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Modules,
     Rowwise,
     Gradients,
+    Placement,
     Explanation,
     Witness,
 )

@@ -14,7 +14,7 @@ from autoddp import torch_internals
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Call
 from autoddp.training.late_averaging import PendingGradients
-from autoddp.training.leaves import Leaves, gradient_of, leaves_of
+from autoddp.training.leaves import Leaves, gradient_of, leaves_of, leaves_without_rows
 from autoddp.training.replica import Replica, Replicas
 from autoddp.view import work
 from autoddp.view.redistribute import MeanGradient, mean_over_ranks
@@ -42,12 +42,13 @@ class Backwards:
     Attributes:
         depth: The number of backwards that run: a checkpoint calls one inside another.
         hidden: The parameters of the inner ones, which the outer graph does not show, by id.
+        alone: Whether what runs averages nothing, since each rank computes whole batches.
     """
 
     def __init__(self, view: View, late: bool) -> None:
         self.view, self.replicas, self.late = view, Replicas(view), late
         self.pending = PendingGradients(self.replicas, view.context)
-        self.depth = 0
+        self.depth, self.alone = 0, False
         self.hidden: dict[int, Tensor] = {}
 
     def run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> list[Tensor]:
@@ -67,6 +68,22 @@ class Backwards:
             return [*leaves.all, *self.hidden.values()]
         finally:
             self.depth -= 1
+            self.hidden.clear()
+
+    def run_alone(self, plain: Any, tops: list[Any]) -> list[Tensor] | None:
+        """Run a backward without averaging, for ranks that are alike; None if rows are involved.
+
+        Gradients that are pending remain so: the mean of a sum of both kinds is the true one.
+        """
+        leaves = None if self.depth else leaves_without_rows(tops)
+        if leaves is None:
+            return None
+        self.depth, self.alone = 1, True
+        try:
+            plain()
+            return [*leaves, *self.hidden.values()]
+        finally:
+            self.depth, self.alone = 0, False
             self.hidden.clear()
 
     def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:

@@ -37,16 +37,18 @@ class Checkpoints(Feature):
             return call.plain()
         view, entry = self.view, self.entry
         context, inside, code = view.context, (entry.depth, entry.rows), [*view.context.depth]
+        replicates = view.replicates
 
         @functools.wraps(unpack)
         def again(x: Any) -> Any:
-            before = context.depth, (entry.depth, entry.rows), view.again
+            before = context.depth, (entry.depth, entry.rows), view.again, view.replicates
             context.depth, view.again = [*code], torch_internals.current_node()
+            view.replicates = replicates
             entry.depth, entry.rows = inside
             try:
                 return unpack(x)
             finally:
-                context.depth, (entry.depth, entry.rows), view.again = before
+                context.depth, (entry.depth, entry.rows), view.again, view.replicates = before
 
         return call.changed(unpack_hook=again)
 

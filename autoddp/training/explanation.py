@@ -58,13 +58,15 @@ class Explanation(Feature):
         gathers = sorted(report.of("gather"), key=lambda made: -made.size)
         if not verbose:
             gathers = [made for made in gathers if made.what not in WISHES]
-        fetching = [f"fetching: {made.where}: {made.what}" for made in report.of("loaders")]
+        shares = not run.view.replicates
+        loaders = report.of("loaders") if shares else []
+        fetching = [f"fetching: {made.where}: {made.what}" for made in loaders]
         modules = [f"sharding: {made.where}: {made.what}" for made in report.of("modules")]
         for lines in (fetching, modules, [gathering(made, self.steps) for made in gathers]):
             for line in lines if verbose else lines[:1]:
                 more = f"; {len(lines) - 1} more (-v shows them)" if len(lines) > 1 else ""
                 report.say_between(line if verbose else f"{line}{more}")
-        if run.view.work.share() == 0:
+        if shares and run.view.work.share() == 0:
             report.say_between(NOTHING)
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
+from autoddp.training.leaves import leaves_without_rows
 from autoddp.training.parameters.shard import held, is_shard, state_of
 from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import mean_over_ranks
@@ -67,17 +68,29 @@ class Gradients(Feature):
         context = self.view.context
         return (
             not context.is_rank()
-            or (context.in_thread() and not any(isinstance(x, SPLIT) for x in tree_leaves(held)))
+            or (context.in_thread() and not _held(held))
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
             or accelerator.capturing()
         )
 
+    def _wholes(self, args: Any) -> list[Tensor]:
+        """Return the roots of a backward if their graph may be the same on all ranks, else none."""
+        if not self.view.alike() or not args or self._plain() or _held(args):
+            return []
+        found = [args[0]] if isinstance(args[0], Tensor) else [*(args[0] or ())]
+        return found if all(isinstance(x, Tensor) for x in found) else []
+
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     @disable_dynamo
     def backward(self, call: Call) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
+        if wholes := self._wholes(call.args):
+            with self.view.context.within(Code.PLAIN):
+                leaves = self.backwards.run_alone(call.plain, wholes)
+            if leaves is not None:
+                return self.consistency.note(leaves)
         if not call.named or self._plain(call.named["tensors"]):
             return call.plain()
         self.view.pull()
@@ -99,10 +112,14 @@ class Gradients(Feature):
 
         In transforms, and in a backward without sharded tensors, this calls torch alone.
         """
+        wholes = self._wholes(call.args)
+        if wholes and not _held(call.kwargs) and leaves_without_rows(wholes) is not None:
+            with self.view.context.within(Code.PLAIN):
+                return call.plain()
         given = dict(call.named)
         if not given or self._plain(given["outputs"]):
             return call.plain()
-        held = any(isinstance(x, SPLIT) for x in tree_leaves((given["outputs"], given["inputs"])))
+        held = _held((given["outputs"], given["inputs"]))
         if (self.backwards.depth or self.asked) and not held:
             return call.plain()
         self.view.pull()
@@ -139,11 +156,13 @@ class Gradients(Feature):
         hook = call.args[0]
         if call.wrapped.__name__ == "register_hook":
             return call.wrapped(
-                lambda g: hook(g if is_shard(g) else mean_over_ranks(g, self.group))
+                lambda g: hook(
+                    g if is_shard(g) or self.backwards.alone else mean_over_ranks(g, self.group)
+                )
             )
 
         def after(parameter: Tensor) -> None:
-            if not is_shard(parameter):  # it may have been sharded since
+            if not (self.backwards.alone or is_shard(parameter)):  # it may be sharded by now
                 self.backwards.replicas.average([parameter])
             hook(parameter)
 
@@ -163,6 +182,12 @@ class Gradients(Feature):
             return
         self.backwards.pending.average()
         self.consistency.before_save()
+
+
+def _held(given: Any) -> bool:
+    """Return whether a sharded tensor or a partial sum is among these."""
+    found = (given,) if isinstance(given, Tensor) else tree_leaves(given)
+    return any(isinstance(x, SPLIT) for x in found)
 
 
 def _ours(hook: Any) -> bool:

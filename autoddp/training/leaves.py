@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from autoddp.torch_internals import no_torch_function
 from autoddp.view.order import Order
+from autoddp.view.redistribute import Boundary
 from autoddp.view.table import stands_at
 
 # torch's own getters, setters and deleters: ours may stand there
@@ -71,6 +72,25 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
         (leaves.dense if plain else leaves.others).append(leaf)
     leaves.key = tuple(accumulators[id(leaf)] for leaf in leaves.dense)
     return leaves
+
+
+def leaves_without_rows(roots: Iterable[Tensor]) -> list[Tensor] | None:
+    """Return the leaves, in no order; None if a step leads from rows to what all ranks have."""
+    found: list[Tensor] = []
+    todo: list[Any] = [
+        root.grad_fn or get_gradient_edge(root).node for root in roots if root.requires_grad
+    ]
+    seen = {None, *todo}
+    for node in todo:  # grows meanwhile
+        if issubclass(getattr(node, "_forward_cls", Tensor), Boundary):
+            return None
+        for following, _ in node.next_functions:
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+        if type(node).__name__ == LEAF and node.variable.requires_grad:
+            found.append(node.variable)
+    return found
 
 
 def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:

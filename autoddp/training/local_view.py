@@ -77,10 +77,10 @@ class LocalView(Feature):
             return None  # refused by torch: it is no real scalar
         return self.share * (torch.ones_like(top) if seed is None else seed)
 
-    def _fetched(self, sizes: deque[tuple[int, ...] | None], inner: Any) -> Any:
+    def _fetched(self, sizes: deque[Any], inner: Any) -> Any:
         """Fetch this rank's rows of the next batch."""
         batch = self.fetching.fetch(inner)
-        rows, world = sizes.popleft(), self.run.world
+        (rows, _), world = sizes.popleft(), self.run.world
         self.share = 1.0 if rows is None else rows[world.rank] * world.world_size / sum(rows)
         return batch
 

@@ -70,7 +70,8 @@ class Modules(Checkpoints):
                 return plain(self, *args, **kwargs)
             run = plain
             if self._compiled_call_impl is not None or "_orig_mod" in self._modules:
-                if context.is_plain() and not holds_parts(args, kwargs):
+                alone = context.is_plain() or feature.view.replicates
+                if alone and not holds_parts(args, kwargs):
                     return plain(self, *args, **kwargs)  # torch.export may be tracing
                 run = feature.compiled(self)
             if self._backward_hooks and self._is_full_backward_hook is False:
@@ -118,9 +119,13 @@ class Modules(Checkpoints):
             self.calls[owner] = found
             return plain(model, **given)
 
+        # not before it is needed: torch has one cache of compiled code for a function
+        whole = functools.cache(lambda: plain(model, **given))
+
         @functools.wraps(model)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return found(*args, **kwargs)
+            alone = self.view.replicates and not holds_parts(args, kwargs)
+            return (whole() if alone else found)(*args, **kwargs)
 
         return run
 

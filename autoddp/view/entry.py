@@ -88,7 +88,7 @@ class ModuleEntry:
 
     def _learn(self, module: nn.Module, dims: list[int], batch: Batch, out: Any) -> None:
         """Take the next guess if a result of the module is on no rank's rows."""
-        if len(dims) == 1 and batch.copies is None:
+        if (len(dims) == 1 and batch.copies is None) or self.view.replicates:
             return
         found = [x for x in leaves_of((out,)) if isinstance(x, Tensor)]
         if any(type(x) not in PLAIN for x in found):
@@ -118,6 +118,8 @@ class ModuleEntry:
         inside = module not in self.flat and any(map(is_container, values))
         leaves = [*leaves_of(values)] if inside else values
         lead = next((x for x in leaves if type(x) is ShardedTensor), None)
+        if lead is None and self.view.replicates:
+            return Batch(values, sharded=False)
         plain = [x for x in leaves if type(x) in PLAIN and x.dim()]
         arrays = [len(x) for x in leaves if isinstance(x, ndarray()) and x.ndim]
         found = Batch(values, sharded=any(type(x) is ShardedTensor for x in values))

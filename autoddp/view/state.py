@@ -35,6 +35,7 @@ class View:
         sharded_parameters: Whether parameters of this job are sharded.
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
+        replicates: Whether new batches stay whole, as ranks share no work, see `Placement`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class View:
         self.streams: dict[torch.device, Tensor] = {}
         self.held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.again: Any = None
+        self.replicates = False
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
     def even_sizes(self, total: int) -> ShardSizes:
@@ -74,6 +76,15 @@ class View:
         """Copy what the script has written into gathered memory: a backward reads saved rows."""
         for base in [*self.held]:
             base.sync()
+
+    def alike(self) -> bool:
+        """Return whether what ranks compute of whole batches is the same to the last bit.
+
+        Accelerators sum in no fixed order, and processors of two nodes may differ.
+        """
+        world = self.group.world
+        one_node = world.local_world_size == world.world_size
+        return self.replicates and one_node and not (self.group.kind or self.sharded_parameters)
 
     def in_function(self) -> bool:
         """Return whether autograd's engine runs the backward of an `autograd.Function`."""

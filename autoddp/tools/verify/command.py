@@ -41,7 +41,7 @@ def run(script: Script, options: Options, tool_options: VerifyOptions) -> int:
     if nproc < 2:
         raise BadInput(f"--nproc is {nproc}; it takes 2 or more, to compare with one process")
     draws = "whole" if options.draws == "auto" else options.draws  # whole draws of any size
-    options = replace(options, nproc=nproc, draws=draws)
+    options = replace(options, nproc=nproc, draws=draws, placement="sharded")
     with Runner.of(script, True, options.quiet) as runner:
         verdict = Verification(runner, options, tool_options).verdict()
     return verdict.finish(tool_options, options.quiet)

@@ -20,6 +20,7 @@ from autoddp.training.loading.plan import EACH, MORE, REASONS, ROWS, THREAD, Pla
 from autoddp.training.loading.sampling import RowSampler, changed, seeds_of
 from autoddp.training.loading.shared import SharedBatches
 from autoddp.view import ShardedTensor
+from autoddp.view.redistribute import all_gather_rows
 
 if TYPE_CHECKING:
     from autoddp.training.loading.loaders import Loaders
@@ -33,12 +34,12 @@ class RowBatches:
         self.view, self.fetching = job.view, job.fetching
         self.successor: WholeBatches | None = None
         self.trying = not plan.confirmed
-        self.whole = self.trying or job.first.wanted(loader)  # the first batch, on every rank
         self.own_draws = job.loading == ROWS and plan.generators is not None
         self.draws = plan.generators is not None and not loader.num_workers
         self.seeds = seeds_of(loader)
         # workers read ahead
-        whole = (1 if loader.num_workers else math.inf) if self.whole else 0
+        first = self.trying or job.first.wanted(loader)  # the first batch, on every rank
+        whole = (1 if loader.num_workers else math.inf) if first else 0
         self.inner = self.fetching.start(loader, make, self.own_draws, plan.generators, whole)
         self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
@@ -128,7 +129,7 @@ class RowBatches:
         return batch, "" if self.own_draws and moved == DRAWS else moved
 
     def _wrapped(self, batch: Any) -> Any:
-        """Return a batch sharded; the first is whole if every rank fetched all of it."""
+        """Return a batch sharded, or whole where the placement asks for it."""
         flat = batch if type(batch) is list else tree_leaves(batch)
         kinds = [x.dtype if isinstance(x, Tensor) else type(x) for x in flat]
         self.kinds = self.kinds or kinds
@@ -138,16 +139,17 @@ class RowBatches:
                 "rank fetched its rows alone: samples must be alike, or --loading each has every "
                 "rank fetch all"
             )
-        whole, self.whole = self.whole, False
         self.sampler.whole, self.sampler.seen = 0, None
         self.job.first.compare(self.loader, self.plan.where, batch)
-        sizes = self.sizes.popleft()
-        if sizes is None:
+        (sizes, cut), replicated = self.sizes.popleft(), self.fetching.replicates()
+        if sizes is None or (replicated and not cut):
             return batch
         cuts = self.view.shard_sizes(sizes)
 
         def rows(x: Any) -> Any:
-            return ShardedTensor(cuts.shard(x, 0) if whole else x, cuts)
+            if replicated:  # workers have read ahead
+                return all_gather_rows(x, cuts, 0)
+            return ShardedTensor(x if cut else cuts.shard(x, 0), cuts)
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
             return [rows(x) for x in batch]  # the usual form; three times as fast

@@ -34,6 +34,8 @@ class RowSampler:
     ranks is whole on all of them.
 
     Attributes:
+        sizes: Of each batch the rows of each rank, None if some have none, and whether it is cut.
+        replicates: Returns whether a batch stays whole as the placement asks for it.
         before_fetch: Called when the script's sampler has yielded a batch; gets whether it is cut.
         whole: The number of batches at the beginning that stay whole.
         seen: The batches of indices of a pass until the script has its first batch; else None.
@@ -42,7 +44,8 @@ class RowSampler:
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
         self.batches, self.ranks, self.rank = batches, ranks, rank
         self.before_fetch: Callable[[bool], object] = lambda cut: None
-        self.sizes: deque[tuple[int, ...] | None] = deque()
+        self.sizes: deque[tuple[tuple[int, ...] | None, bool]] = deque()
+        self.replicates: Callable[[], bool] = bool
         self.whole: float = 0
         self.seen: list[Any] | None = None
         self.rest: Iterator[Any] = iter(())
@@ -63,7 +66,7 @@ class RowSampler:
             self.rest = iter(self.batches)
         return self._pass(self.sizes, self.rest)
 
-    def _pass(self, queue: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
+    def _pass(self, queue: deque[Any], batches: Iterator[Any]) -> Iterator[Any]:
         self._resumes = False  # not before: torch makes an iterator that it does not read
         for number, batch in enumerate(batches):
             indices = list(batch)
@@ -71,8 +74,8 @@ class RowSampler:
                 self.seen.append(indices)
             sizes = even_sizes(len(indices), self.ranks)
             sharded = bool(sizes[-1])  # the last rank has the fewest rows
-            queue.append(sizes if sharded else None)
-            cut = sharded and number >= self.whole
+            cut = sharded and number >= self.whole and not self.replicates()
+            queue.append((sizes if sharded else None, cut))
             self.before_fetch(cut)
             start = sum(sizes[: self.rank])
             yield indices[start : start + sizes[self.rank]] if cut else indices
@@ -135,6 +138,8 @@ class Fetching:
         world = self.run.world
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
         sampler.whole = whole
+        if not loader.num_workers:  # those of one rank are too few for all rows
+            sampler.replicates = self.replicates
         context, here = self.run.group.context, not loader.num_workers
         draws = own_draws or watched is not None
 
@@ -177,6 +182,10 @@ class Fetching:
                 self.moved = self.outside.moved()
                 if self.moved and self.cut:
                     self.outside.put_back()
+
+    def replicates(self) -> bool:
+        """Return whether batches are to be whole: not in a thread, which has no common moment."""
+        return self.run.view.replicates and self.run.group.context.on_script_thread()
 
     def _seed(self) -> None:
         """Seed the generators for one fetch of this rank."""

@@ -108,7 +108,8 @@ class SharedPass:
     def _send_batch(self, batch: Any, moved: Generators | None, from_worker: bool) -> Any:
         """Send a batch, or each rank its rows, and return what the others have."""
         size = self.run.group.size
-        total = rows_of(tree_leaves(batch)) if self.batched else 0
+        whole = self.run.view.replicates and self._on_script_thread()
+        total = rows_of(tree_leaves(batch)) if self.batched and not whole else 0
         if total < size:
             self._send(BATCH, (batch, moved), list(self.ends), from_worker)
             return batch

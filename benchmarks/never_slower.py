@@ -1,0 +1,173 @@
+"""Seconds of small scripts on ranks, over those of `python`: no script should be slower on ranks.
+
+    python -m benchmarks.never_slower [--placement auto sharded] [--ranks 2] [--rounds 1] [NAME ...]
+
+Each script runs by `python` and on ranks in turn, with one thread in each process, in an empty
+folder. Seconds are those of the whole command, or, with --steps, of what comes after its import of
+torch, which is what remains in a long training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.cli import environ
+
+ROOT = Path(__file__).parents[1]
+LOOP = """
+import time, torch
+began = time.perf_counter()
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(1024, 20), torch.randn(1024, 1))
+def batches(steps, size=32, **given):
+    while True:
+        for batch in DataLoader(data, size, shuffle=True, **given):
+            yield batch
+            steps -= 1
+            if not steps:
+                return
+def train(net, batches, loss=lambda net, x, y: F.mse_loss(net(x), y)):
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss(net, x, y).backward()
+        optimizer.step()
+def mlp(width=32, *more):
+    return nn.Sequential(nn.Linear(20, width), nn.ReLU(), *more, nn.Linear(width, 1))
+"""
+END = "\nprint('seconds', time.perf_counter() - began)\n"
+LOOPS = {
+    "mlp": "train(mlp(), batches(6000))",
+    "mlp of width 1024": "train(mlp(1024, nn.Linear(1024, 1024)), batches(400, 128))",
+    "BatchNorm and dropout": "train(mlp(32, nn.BatchNorm1d(32), nn.Dropout(0.1)), batches(5000))",
+    "accumulation of 4": """
+net = mlp()
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for number, (x, y) in enumerate(batches(8000)):
+    F.mse_loss(net(x), y).backward()
+    if number % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "second derivatives": """
+def loss(net, x, y):
+    x.requires_grad_()
+    slope = torch.autograd.grad(net(x).sum(), x, create_graph=True)[0]
+    return torch.autograd.grad(slope.sum(), x, create_graph=True)[0].square().mean()
+train(nn.Sequential(nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1)), batches(3000), loss)
+""",
+    "functions that gather": """
+def loss(net, x, y):
+    h = net(x)
+    for _ in range(5):
+        h = h + 0.1 * h.sort(0)[0].cumsum(0)
+    return F.mse_loss(h, y)
+train(mlp(), batches(3000), loss)
+""",
+    "gan": """
+maker, judge = mlp(), nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 1))
+one, two = (torch.optim.Adam(net.parameters(), 1e-3) for net in (maker, judge))
+for x, y in batches(2500):
+    two.zero_grad()
+    made = maker(x)
+    (F.softplus(-judge(y)).mean() + F.softplus(judge(made.detach())).mean()).backward()
+    two.step()
+    one.zero_grad()
+    F.softplus(-judge(made)).mean().backward()
+    one.step()
+""",
+    "two workers": "train(mlp(), batches(1500, num_workers=2, persistent_workers=True))",
+    "a loss read at each step": """
+def loss(net, x, y):
+    found = F.mse_loss(net(x), y)
+    found.item()
+    return found
+train(mlp(), batches(5000), loss)
+""",
+    "transformer": """
+layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+net = nn.ModuleList([nn.Linear(1, 16), nn.TransformerEncoder(layer, 1), nn.Linear(16, 1)])
+def loss(net, x, y):
+    return F.mse_loss(net[2](net[1](net[0](x.unsqueeze(2)))).mean(1), y)
+train(net, batches(1500), loss)
+""",
+    "cnn": """
+parts = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.Flatten()
+net = nn.Sequential(nn.Linear(20, 256), nn.Unflatten(1, (1, 16, 16)), *parts, nn.Linear(4096, 1))
+train(net, batches(1000))
+""",
+}
+FILES = {
+    "examples/digits": ("examples/single_gpu/digits.py", "--epochs", "10"),
+    "examples/vae": ("examples/single_gpu/vae.py", "--epochs", "10"),
+    "examples/contrastive": ("examples/single_gpu/contrastive.py", "--epochs", "6"),
+}
+
+
+def seconds(command: list[str], folder: Path) -> tuple[float, float]:
+    """Return how long a command takes, and what it says of itself."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    took = time.perf_counter() - start
+    assert done.returncode == 0, done.stderr
+    own = [line for line in done.stdout.splitlines() if line.startswith("seconds ")]
+    return took, float(own[-1].split()[1]) if own else took
+
+
+def measured(name: str, ways: list[str], ranks: int, rounds: int, steps: bool) -> list[float]:
+    """Return the median seconds of `python` and of each placement."""
+    times: list[list[float]] = []
+    for _ in range(rounds):
+        row = []
+        for way in ["python", *ways]:
+            with tempfile.TemporaryDirectory() as made:
+                folder = Path(made)
+                (folder / "loop.py").write_text(LOOP + LOOPS.get(name, "") + END)
+                file, *given = FILES.get(name, ("loop.py",))
+                script = [file if name in LOOPS else str(ROOT / file), *given]
+                run = ["-m", "autoddp", "run", "-n", str(ranks), "--placement", way]
+                row.append(seconds(script if way == "python" else run + script, folder)[steps])
+        times.append(row)
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def main() -> None:
+    """Print a row for each script, and the worst ratio of each placement."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--placement", nargs="+", default=["auto", "sharded"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", action="store_true")
+    args = parser.parse_args()
+    worst = dict.fromkeys(args.placement, (0.0, ""))
+    print(f"{'seconds (over python)':24} {'python':>8}", *(f"{x:>16}" for x in args.placement))
+    for name in args.names or [*LOOPS, *FILES]:
+        plain, *found = measured(name, args.placement, args.ranks, args.rounds, args.steps)
+        words = [f"{took:8.2f} ({took / plain:5.2f})" for took in found]
+        print(f"{name:24} {plain:8.2f}", *words, flush=True)
+        for way, took in zip(args.placement, found, strict=True):
+            worst[way] = max(worst[way], (took / plain, name))
+    for way, (ratio, name) in worst.items():
+        print(f"worst with {way}: {ratio:.2f} ({name})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""The placement of a loop is chosen by its speed, changes no number, and changes on all ranks."""
+
+from __future__ import annotations
+
+import json
+from itertools import count, cycle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+from autoddp.training.parameters import choice
+from autoddp.training.placement import TRIAL
+from tests.support.cli import environ
+from tests.support.same import same_text
+from tests.support.training import (
+    TWO_OR_THREE,
+    Scripts,
+    assert_as_alone,
+    batches,
+    grads,
+    mlp,
+    on_ranks,
+    sgd,
+    train,
+    weights,
+)
+
+SCRIPTS = Path(__file__).parents[1] / "scripts" / "placement"
+script = Scripts()
+
+
+def changing(function):
+    """A script in which the placement changes at each step, forth and back."""
+
+    def whole(run):
+        seen = set()
+
+        def change(*_):
+            seen.add(run.view.replicates)
+            run.view.replicates = not run.view.replicates
+
+        hook = register_optimizer_step_post_hook(change)
+        try:
+            found = function()
+        finally:
+            hook.remove()
+        assert seen == {False, True}
+        return found
+
+    script[function.__name__] = whole
+    return function
+
+
+@changing
+def dropout_and_batchnorm():
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3)
+    )
+    losses = train(model, batches(44), 3, sgd(model, momentum=0.9))
+    model.eval()
+    return losses, weights(model), model(torch.randn(6, 5)), torch.rand(2)
+
+
+@changing
+def gradients_that_add_up():
+    model = mlp()
+    optimizer, found = sgd(model), []
+    for number, (x, y) in zip(range(24), cycle(batches(30, 6)), strict=False):
+        F.cross_entropy(model(x), y).backward()
+        if number == 10:
+            found.append(grads(model))
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return found, weights(model)
+
+
+@changing
+def steps_between_backwards_of_one_round():
+    first, second = mlp(), mlp()
+    one, two = sgd(first), sgd(second)
+    for x, y in batches(60, 6):
+        F.cross_entropy(first(x), y).backward()  # adds up over steps of the other
+        two.zero_grad()
+        F.cross_entropy(second(x), y).backward()
+        two.step()
+    found = grads(first)
+    one.step()
+    return found, weights(first, second)
+
+
+@changing
+def a_gan_with_two_loaders():
+    maker, judge = nn.Linear(4, 5), mlp(classes=1)
+    of_maker, of_judge = sgd(maker), sgd(judge)
+    noises, losses = batches(40, 7, shuffle=False), []
+    for (real, _), (x, _) in zip(batches(40, 7), noises, strict=True):
+        made = maker(x[:, :4])
+        of_judge.zero_grad()
+        loss = F.softplus(-judge(real)).mean() + F.softplus(judge(made.detach())).mean()
+        loss.backward()
+        of_judge.step()  # what was made before this is used behind it
+        of_maker.zero_grad()
+        F.softplus(-judge(made)).mean().backward()
+        of_maker.step()
+        losses.append(loss.item())
+    return losses, weights(maker, judge)
+
+
+@changing
+def graphs_and_sums_that_outlive_a_step():
+    model, total, before = mlp(), torch.zeros(()), None
+    optimizer, hidden = sgd(model), None
+    for x, y in batches(48, 8):
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        total += loss.detach()
+        if before is not None:
+            optimizer.zero_grad()
+            (before[0] + (out * hidden).mean()).backward()
+            optimizer.step()
+        with torch.no_grad():
+            hidden = out.tanh() if hidden is None else 0.5 * hidden + out.detach()
+        before = (F.cross_entropy(model(x), y), y)
+    return total, hidden, weights(model)
+
+
+@changing
+def batches_that_were_made_before():
+    model = mlp()
+    optimizer, kept = sgd(model), [*batches(40, 8)]
+    for x, y in kept + [(torch.randn(8, 5), torch.randint(3, (8,))) for _ in range(4)] + kept:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@changing
+def second_derivatives():
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer, losses = sgd(model), []
+    for _ in range(6):
+        x = torch.rand(9, 2, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (again,) = torch.autograd.grad(slope.pow(2).sum(), x, create_graph=True)
+        norm = torch.autograd.grad(model(x).mean(), [*model.parameters()])
+        loss = (again - x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append((loss.item(), *norm))
+    return losses, weights(model)
+
+
+@changing
+def hooks_on_parameters():
+    model, seen, dummy = mlp(), [], sgd(mlp())
+    model[0].weight.register_hook(lambda g: seen.append(g.clone()))
+    model[0].bias.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    optimizer = sgd(model)
+    for number, (x, y) in enumerate(batches(90, 6)):
+        F.cross_entropy(model(x), y).backward()
+        if number == 8:  # by rows, and averaged later
+            model[2].bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+        dummy.step()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen, weights(model)
+
+
+@changing
+def checkpoints_of_batches_from_before_the_step():
+    body, other = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.2), nn.Tanh()), mlp()
+    optimizer, late = sgd(other), sgd(body)
+    for number, (x, y) in zip(count(), batches(48, 8), strict=False):
+        given = torch.randn(8, 5, requires_grad=True) if number % 2 else x
+        hidden = checkpoint(body, given, use_reentrant=False)
+        loss = F.cross_entropy(other(hidden), y)
+        F.cross_entropy(other(x), y).backward()
+        optimizer.step()
+        other.zero_grad()
+        hidden = hidden.square().mean()  # computed again, in the way of its forward
+        hidden.backward()
+        late.step()
+        late.zero_grad()
+    return loss.item(), weights(body, other)
+
+
+@changing
+def sparse_gradients():
+    table, head = nn.Embedding(11, 4, sparse=True), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], 0.5)
+    for _ in range(5):
+        tokens, y = torch.randint(11, (7, 3)), torch.randint(3, (7,))
+        F.cross_entropy(head(table(tokens).mean(1)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(table, head)
+
+
+@changing
+def a_module_that_turns_its_inputs():
+    model, head = nn.GRU(3, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], 0.01)
+    for _ in range(6):
+        x, y = torch.randn(5, 9, 3), torch.randint(2, (9,))
+        F.cross_entropy(head(model(x)[0][-1]), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model, head)
+
+
+class Items(Dataset):
+    """Samples that are drawn, or not, and not in torch's own data set."""
+
+    def __init__(self, draws=False):
+        self.data, self.draws = torch.randn(40, 5), draws
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, at):
+        return self.data[at] + (torch.rand(5) if self.draws else 0), at % 3
+
+
+def padded(items):
+    xs, ys = zip(*items, strict=True)
+    return torch.stack(xs), torch.tensor(ys)
+
+
+LOADERS = {
+    "items": {},
+    "workers": {"num_workers": 2, "persistent_workers": True},
+    "collated": {"collate_fn": padded},
+    "collated_by_workers": {"collate_fn": padded, "num_workers": 1},
+}
+for kind, given in LOADERS.items():
+    for draws in (False, True):
+
+        def loads(given=given, draws=draws):
+            model = mlp()
+            loader = DataLoader(Items(draws), 6, shuffle=True, **given)
+            return train(model, loader, 2), weights(model), torch.rand(1)
+
+        loads.__name__ = f"{kind}{'_that_draw' * draws}"
+        if not (draws and "worker" in kind):  # seeds of workers: see `test_sharing`
+            changing(loads)
+
+
+@TWO_OR_THREE
+@pytest.mark.parametrize("name", script)
+def test_numbers_are_those_of_one_process_while_the_way_changes(seen, name, nproc):
+    assert_as_alone(seen[1][name][0], seen[nproc][name])
+
+
+def in_turn(run, ranks=(0, 1)):
+    """A training in which these ranks alone change the way, at one step."""
+    model = mlp()
+    optimizer, losses = sgd(model), []
+    for number, (x, y) in enumerate(batches(200, 8)):
+        if number == 7 and run.world.rank in ranks:
+            run.view.replicates = True
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        losses.append(len(x))
+    return weights(model)
+
+
+def test_ranks_that_change_at_different_moments_end_in_an_error():
+    """So all of them have to be told at one step."""
+    assert len(on_ranks(in_turn)) == 2
+    with pytest.raises(AssertionError, match=r"Disagreement|rank \d of 2"):
+        on_ranks(lambda run: in_turn(run, ranks=(1,)))
+
+
+def test_nobody_averages_where_each_rank_computes_all():
+    """The stamps of collectives stay the same, but for a comparison of weights now and then."""
+
+    def counted(run):
+        model = mlp()
+        optimizer, found = sgd(model), []
+        for x, y in batches(200, 8):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            found.append(run.group.collective_check._count)
+        return type(x) is torch.Tensor, found[-1] - found[6]
+
+    assert on_ranks(counted, placement="replicated") == [(True, 0)] * 2
+    assert on_ranks(counted)[0][1] > 0
+
+
+def test_averages_remain_on_ranks_that_may_not_be_alike():
+    """On two nodes processors may differ, and an accelerator sums in any order."""
+
+    def counted(run, kind=""):
+        run.group.kind = kind
+        model = mlp()
+        before = run.group.collective_check._count
+        F.cross_entropy(model(torch.ones(4, 5)), torch.ones(4).long()).backward()
+        return run.group.collective_check._count > before
+
+    there = Scripts(one=counted).run(2, nodes=(0, 1), placement="replicated")["one"]
+    assert [seen.value for seen in there] == [True, True], there
+    assert on_ranks(lambda run: counted(run, "cuda"), placement="replicated") == [True, True]
+    assert on_ranks(counted, placement="replicated") == [False, False]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_all_loaders_hand_out_whole_batches(name):
+    def kinds(run):
+        loader = DataLoader(Items(draws=name == "items"), 6, **LOADERS[name])
+        return [type(x) is torch.Tensor and len(x) for x, _ in loader]
+
+    assert on_ranks(kinds, placement="replicated") == [[6] * 6 + [4]] * 2
+
+
+def test_a_guess_of_rows_outlives_whole_batches():
+    """A module that is called replicated does not show that its inputs cannot be sharded."""
+
+    def dims(run):
+        model, found = nn.GRU(3, 4), []
+        for run.view.replicates in (False, True, False, False):
+            found.append(getattr(model(torch.randn(5, 9, 3))[0], "shard_dim", None))
+        return found
+
+    assert on_ranks(dims) == [[1, None, 1, 1]] * 2
+
+
+# ---- the choice
+
+
+@pytest.fixture
+def run(warm, tmp_path):
+    """What a command makes of a script: its output, our lines, and the report's placements."""
+
+    def command(script, *arguments, options=(), nproc=2):
+        words = ("--nproc", str(nproc), "--report", "report.json", *options)
+        folder = tmp_path / "-".join(["run", *options, str(nproc)])
+        path, env = str(SCRIPTS / script), {"AUTODDP_PLACEMENT": ""}
+        got = warm.run("autoddp", "run", *words, path, *arguments, folder=folder, env=environ(env))
+        assert got.code == 0, got.err
+        said = [line for line in got.err.splitlines() if "batches are" in line]
+        made = json.loads((folder / "report.json").read_text())["decisions"]
+        return got, said, [each["what"] for each in made if each["kind"] == "placement"]
+
+    return command
+
+
+def python(warm, folder, script, *arguments):
+    got = warm.run("python", str(SCRIPTS / script), *arguments, folder=folder / "python")
+    assert got.code == 0, got.err
+    return got.out
+
+
+@TWO_OR_THREE
+def test_the_faster_way_is_chosen_and_said(run, warm, tmp_path, nproc):
+    got, said, decisions = run("gathers.py", options=("--placement", "auto"), nproc=nproc)
+    assert len(said) == len(decisions) == 1
+    assert decisions[0].startswith("batches are replicated: a step takes ")
+    assert said[0].endswith("; --placement replicated does so in every run")
+    same_text(python(warm, tmp_path, "gathers.py"), got.out, 1e-3, "stdout")
+
+
+def test_the_slower_way_is_not_chosen(run):
+    _, said, decisions = run("reads.py", "0.001", options=("--placement", "auto"))
+    assert not said
+    assert [d.startswith("batches are sharded") and "replicated" in d for d in decisions] == [True]
+
+
+def test_replicated_gives_the_bits_of_one_process(run, warm, tmp_path):
+    got, said, decisions = run("gathers.py", options=("--placement", "replicated"))
+    assert got.out == python(warm, tmp_path, "gathers.py")
+    assert "sharded" not in got.err
+    assert not said + decisions
+
+
+UNTRIED = {
+    "deterministic": (("gathers.py", "deterministic"), (), "deterministic algorithms"),
+    "parameters": (("gathers.py",), ("--parameters", "sharded"), "parameters are sharded"),
+    "long": (("reads.py", "0.015"), (), "enough work to share"),
+}
+
+
+@pytest.mark.parametrize("name", UNTRIED)
+def test_what_could_hurt_is_not_tried(run, name):
+    script, options, why = UNTRIED[name]
+    _, said, (decision,) = run(*script, options=(*options, "--placement", "auto"))
+    assert not said
+    assert "nothing else is tried" in decision
+    assert why in decision
+
+
+def test_the_local_view_has_no_placement(run):
+    assert run("gathers.py", options=("--view", "local", "--placement", "auto"))[1:] == ([], [])
+
+
+def chosen(run):
+    """The ways of a training's steps, and the decisions that this rank has noted."""
+    model, ways = mlp(), []
+    optimizer = sgd(model)
+    for x, y in batches(8 * len(TRIAL) + 80, 8):
+        ways.append(type(x) is torch.Tensor)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).sort(0)[0], y).backward()
+        optimizer.step()
+    return ways, [made.what for made in run.report.of("placement")]
+
+
+def test_all_ranks_change_at_the_steps_of_the_trial():
+    ranks = on_ranks(chosen, placement="auto")
+    assert ranks[0][0] == ranks[1][0]
+    assert ranks[0][0][: len(TRIAL)] == [False] + [way for way, _ in TRIAL[:-1]]
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_whole_batches_that_may_not_fit_on_one_rank_are_not_tried(monkeypatch, poor):
+    def rank(run):
+        small = run.world.rank == poor
+        monkeypatch.setattr(choice, "free_on_host", lambda ranks: -1 if small else 1 << 40)
+        return chosen(run)
+
+    ranks = on_ranks(rank, placement="auto")
+    assert [any(ways) for ways, _ in ranks] == [False, False]
+    assert ("may not fit" if poor == 0 else "another rank") in ranks[0][1][0]
+
+
+def test_a_new_loop_is_tried_as_well():
+    """Another optimizer steps, as in a search over learning rates."""
+
+    def search(run):
+        return [chosen(run)[0] for _ in range(2)]
+
+    first, second = on_ranks(search, placement="auto")[0]
+    assert any(first[:40])
+    assert second[30] is False
+    assert any(second[40:])
+
+
+def test_another_trial_follows_after_a_thousand_steps():
+    def long(run):
+        model, ways = nn.Linear(2, 1), []
+        optimizer = sgd(model, 0.01)
+        for _ in range(len(TRIAL) + 1000 + 40):
+            ways.append(run.view.replicates)
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).mean().backward()
+            optimizer.step()
+        return ways
+
+    first, second = on_ranks(long, placement="auto")
+    assert first == second
+    # in the first trial, and in the second
+    assert [any(first[at : at + 35]) for at in (0, len(TRIAL) + 1000)] == [True, True]
+    assert not all(first[len(TRIAL) + 1001 : len(TRIAL) + 1020])
