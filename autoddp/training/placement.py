@@ -153,11 +153,12 @@ class Placement(Feature):
 
     def _against(self) -> str:
         """Return why rank 0 does not try whole batches; nothing if it does."""
+        if why := self._forbidden():
+            return why
         work = self.view.work.seconds
         gathers = work[WHOLE] - self.work[WHOLE] > work[SHARDED] - self.work[SHARDED]
-        if _usual(self.seconds[False]) > LONG and not gathers:
-            return "there is enough work to share"
-        return self._forbidden()
+        enough = _usual(self.seconds[False]) > LONG and not gathers
+        return "there is enough work to share" if enough else ""
 
     def _forbidden(self) -> str:
         """Return why this rank must not compute whole batches; nothing if it may."""
