@@ -84,7 +84,7 @@ class Options:
     placement: str = option(
         "sharded",
         "What a rank computes: sharded is its rows of each batch, replicated is whole batches, "
-        "which is faster if a step takes little time; auto tries both for some steps.",
+        "which is faster if a step takes little time; auto predicts it from a step.",
         *(DECORATOR, BENCH),
         choices=("sharded", "auto", "replicated"),
     )

@@ -1,11 +1,10 @@
 """Whether ranks share the rows of each batch, or each computes whole batches: what is faster.
 
-A placement cannot change a number, so with `auto` it is chosen by a trial: after a warm-up some
-steps run sharded and some replicated, in turn. Rank 0's clock decides, and all ranks are told at
-the same step: a rank that went on alone would wait for others that compute without it.
-
-The two ways differ in the last bits of sums. So that a script chooses alike in each run, a trial is
-at a fixed step, and the way changes only if the other one is clearly faster.
+A placement cannot change a number, so with `auto` it is chosen, by a prediction of both times: a
+step of the training is counted, while ranks share the batch. What is counted are the functions of
+sharded tensors, the operations and bytes of their results, and what is gathered and averaged, all
+by the shapes of the whole batch. So every rank and every run choose alike, without a clock and
+without a message. This matters, as the two ways differ in the last bits of sums.
 
 What changes is where new batches become sharded: a loader, and the entry of a module. Sharded
 batches and graphs that are there remain, since the rules take any mixture.
@@ -15,13 +14,14 @@ from __future__ import annotations
 
 import resource
 import weakref
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import ExitStack
-from time import perf_counter  # the script's is patched
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -31,35 +31,108 @@ from torch.optim.optimizer import (
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.patching import Feature
-from autoddp.torch_internals import disable_dynamo
+from autoddp.torch_internals import disable_dynamo, no_torch_function
 from autoddp.training.parameters.choice import free_on
-from autoddp.view.work import SHARDED, WHOLE
+from autoddp.view.dispatch import counted
+from autoddp.view.table import GRAPH
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-FASTER = 1.3  # how much faster the other way has to be
-LONG = 0.05  # seconds; a step that takes longer has enough work to share
-OTHERS = 20  # steps of other optimizers in a row, after which their loop is the one to watch
-EACH, AGAIN = 250, 1000  # steps until a look at the time of steps, and until the next trial
-CHANGED = 2.0  # how much longer or shorter steps are before that, for a trial at once
-# steps of a trial: whether batches are replicated, and whether the time counts; the first step of a
-# way still takes batches that were made before
-FIRST = [(False, False)] * 10 + [(False, True)] * 10
-BOTH = [(True, False)] * 3 + [(True, True)] * 10 + [(False, False)] * 3 + [(False, True)] * 10
-TRIAL = FIRST + BOTH + BOTH[:13]
+FASTER = 1.3  # how much faster whole batches have to be
+OTHERS = 20  # steps of other optimizers in a row, after which their loop is the one to count
+COUNTED = 3  # the step that is counted: lazy modules and states are there
+AGAIN = 1000  # steps until the next one that is counted
+MATMUL = {"matmul", "bmm", "mm", "__matmul__", "__rmatmul__", "baddbmm", "addmm", "einsum"}
+READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}  # ranks wait there
+ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of what a rank does, of the order of those of `python -m benchmarks.never_slower`.
+
+    Attributes:
+        operation: A floating point operation.
+        byte: A byte of a result.
+        function: torch's own part of a function of the script, forward, backward and update.
+        rule: What a rule adds to it.
+        step: What a step adds that is shared: the entries of modules, an averaging of gradients.
+        gather: A gather.
+        moved: A byte that is gathered or averaged.
+        overlaps: Whether the device computes while Python goes on.
+    """
+
+    operation: float
+    byte: float
+    function: float
+    rule: float
+    step: float
+    gather: float
+    moved: float
+    overlaps: bool
+
+
+ON_CPU = Costs(5e-11, 3e-10, 4e-5, 1e-5, 4e-4, 1.5e-4, 1e-9, False)
+ON_ACCELERATOR = Costs(5e-14, 2e-12, 4e-5, 1e-5, 4e-4, 1e-4, 1e-11, True)
+
+
+@dataclass
+class Step:
+    """What a step is made of; numbers are those of the whole batch.
+
+    Attributes:
+        functions: Functions of sharded tensors.
+        operations: Floating point operations that ranks share.
+        size: Bytes of results that ranks share.
+        gathers: Functions that gather, which all ranks then compute.
+        moved: Bytes that are gathered.
+    """
+
+    functions: int = 0
+    operations: float = 0.0
+    size: float = 0.0
+    gathers: int = 0
+    moved: int = 0
+
+    def add(self, func: Any, args: Any, out: Any, gathers: bool) -> None:
+        """Count a function."""
+        results = [*_tensors((out,))]
+        self.gathers += gathers or (getattr(func, "__name__", "") in READS)
+        self.functions += bool(results or gathers)
+        if func in GRAPH or gathers:
+            return
+        for x in results:
+            local: Any = getattr(x, "local", x)  # it has the graph
+            passes = 3 if local.requires_grad else 1  # its backward computes two of its size
+            self.size += passes * x.numel() * x.dtype.itemsize
+            self.operations += passes * 2 * x.numel() * _summed(func, args)
+
+    def seconds(self, costs: Costs, ranks: int, averaged: int) -> tuple[float, float]:
+        """Predict how long a step takes with sharded batches, and with whole ones.
+
+        Args:
+            costs: Those of the device.
+            ranks: The number of ranks.
+            averaged: Bytes of gradients.
+        """
+        own = self.functions * costs.function
+        work = self.operations * costs.operation + self.size * costs.byte
+        more = self.functions * costs.rule + self.gathers * costs.gather + costs.step
+        moved = (self.moved + averaged) * costs.moved
+        if costs.overlaps:
+            return max(own + more, work / ranks + moved), max(own, work)
+        return own + more + moved + work / ranks, own + work
 
 
 class Placement(Feature):
-    """The choice of a job; its state is alike on all ranks, but for the times of steps.
+    """The choice of a job; its state is alike on all ranks.
 
     Steps are those of one optimizer, as several may step in turn (GANs).
 
     Attributes:
-        step: How many steps of the trial are done; None outside of a trial.
-        since: The steps since the last trial.
-        recent: The seconds of the last steps.
-        usual: The seconds of a step when the way was chosen.
+        step: The steps since the last choice.
+        counts: What is counted of the step that runs; None in all others.
     """
 
     name = "placement"
@@ -68,14 +141,12 @@ class Placement(Feature):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.step: int | None = 0
-        self.since = self.others = 0
-        self.seconds: dict[bool, list[float]] = {False: [], True: []}  # of steps, by the way
-        self.recent: deque[float] = deque(maxlen=50)
-        self.usual = self.began = 0.0
+        self.step = self.others = 0
+        self.next = COUNTED
         self.chosen = self.stepping = False
         self.watched: Any = lambda: None  # a weak reference to the optimizer
-        self.work: dict[str, float] = {}
+        self.counts: Step | None = None
+        self.counting = ExitStack()
         self.memory = _host_peak()
 
     @classmethod
@@ -83,11 +154,12 @@ class Placement(Feature):
         return options.placement != "sharded"
 
     def setup(self, undo: ExitStack) -> None:
-        """Replicate from the start, or count the steps of optimizers."""
+        """Replicate from the start, or count a step of an optimizer now and then."""
         undo.callback(setattr, self.view, "replicates", False)
         if self.run.options.placement == "replicated":
             self.view.replicates = True
             return
+        undo.callback(self.counting.close)
         undo.callback(register_optimizer_step_pre_hook(self._begin).remove)
         undo.callback(register_optimizer_step_post_hook(self._end).remove)
 
@@ -105,60 +177,71 @@ class Placement(Feature):
             return
         if self.watched() is not optimizer:
             self.others += 1
-            if self.others < OTHERS and self.began:
+            if self.others < OTHERS and self.watched() is not None:
                 return
             self._watch(optimizer)
-        elif self.step is None:
-            self._settled()
-        else:
-            self._tried(self.step)
         self.others = 0
+        self.step += 1
+        if self.step == self.next - 2:
+            self.view.replicates = False  # the next step may still take what was made before
+        elif self.step == self.next - 1:
+            self._count()
+        elif self.step == self.next:
+            self._choose(optimizer)
 
     def _watch(self, optimizer: Optimizer) -> None:
-        """Begin to count the steps of an optimizer, with a trial."""
-        self.watched, self.step = weakref.ref(optimizer), 0
-        self.view.replicates = TRIAL[0][0]
-        self.began = perf_counter()
+        """Begin to count the steps of an optimizer."""
+        self.watched, self.step, self.next = weakref.ref(optimizer), 0, COUNTED
+        self.view.replicates = False
+        self.counting.close()
 
-    def _lap(self) -> float:
-        """Return the seconds since the last step."""
-        if self.group.kind and self.step is not None:
-            accelerator.synchronize()
-        before, self.began = self.began, perf_counter()
-        return self.began - before
+    # ---- a step that is counted
 
-    # ---- a trial
+    def _count(self) -> None:
+        self.counts = counts = Step()
+        gathered, noted = False, self.view.gathered
 
-    def _tried(self, step: int) -> None:
-        """Note the time of a step of the trial, and set the way of the next one."""
-        replicated, counts = TRIAL[step]
-        seconds = self._lap()
-        if counts:
-            self.seconds[replicated].append(seconds)
-        elif step == 0:
-            self.seconds = {False: [], True: []}
-        self.step = step = step + 1
-        if step == len(FIRST) - 10:
-            self.work = dict(self.view.work.seconds)
-        if step == len(FIRST) and not self._told(not self._against()):
-            self._choose(False)
-        elif step == len(TRIAL):
-            self._choose(self._told(self._is_faster()))
-        else:
-            self.view.replicates = TRIAL[step][0]
+        def note(name: str, size: int) -> None:
+            nonlocal gathered
+            gathered = True
+            counts.moved += size
+            noted(name, size)
 
-    def _told(self, yes: bool) -> bool:
-        """Return what rank 0 says, unless another rank's memory or settings forbid it."""
-        return self.group.agree(yes if self.group.rank == 0 else not self._forbidden())
+        def add(func: Any, args: Any, out: Any) -> None:
+            nonlocal gathered
+            with no_torch_function():
+                counts.add(func, args, out, gathered)
+            gathered = False
 
-    def _against(self) -> str:
-        """Return why rank 0 does not try whole batches; nothing if it does."""
-        if why := self._forbidden():
-            return why
-        work = self.view.work.seconds
-        gathers = work[WHOLE] - self.work[WHOLE] > work[SHARDED] - self.work[SHARDED]
-        enough = _usual(self.seconds[False]) > LONG and not gathers
-        return "there is enough work to share" if enough else ""
+        self.view.gathered = note  # type: ignore[method-assign]
+        self.counting.callback(delattr, self.view, "gathered")
+        self.counting.enter_context(counted(add))
+
+    def _choose(self, optimizer: Optimizer) -> None:
+        """Take a way until the next choice, and say so if it is another one than before."""
+        self.counting.close()
+        assert self.counts is not None
+        mine = (p for group in optimizer.param_groups for p in group["params"])
+        averaged = sum(p.numel() * p.dtype.itemsize for p in mine if p.grad is not None)
+        costs = ON_ACCELERATOR if self.group.kind else ON_CPU
+        shared, whole = self.counts.seconds(costs, self.group.size, averaged)
+        faster = shared > FASTER * whole
+        why = self._forbidden() if faster else ""
+        if faster and not self.group.agree(not why):  # memory differs between ranks
+            faster, why = False, why or "another rank cannot"
+        way = "replicated" if faster else "sharded"
+        what = (
+            f"batches are {way}: a step of {self.counts.functions} functions and "
+            f"{self.counts.operations:.1e} operations should take {1e3 * shared:.2g} ms with "
+            f"sharded ones, {1e3 * whole:.2g} ms with replicated ones"
+        )
+        what += f", but {why}" if why else ""
+        self.counts, changes, self.chosen = None, faster != self.chosen, faster
+        self.view.replicates, self.step, self.next = faster, 0, AGAIN
+        if changes or not self.run.report.of("placement"):
+            self.run.report.add("placement", "", what)
+        if changes:
+            self.run.report.say_between(f"{what}; --placement {way} does so from the start")
 
     def _forbidden(self) -> str:
         """Return why this rank must not compute whole batches; nothing if it may."""
@@ -183,48 +266,26 @@ class Placement(Feature):
             return host
         return max(host, module.max_memory_allocated() * more - free_on(device, ranks))
 
-    def _is_faster(self) -> bool:
-        """Return whether batches are to be replicated, by rank 0's clock."""
-        sharded, replicated = _usual(self.seconds[False]), _usual(self.seconds[True])
-        factor = 1 / FASTER if self.chosen else FASTER
-        return sharded > factor * replicated
 
-    # ---- between trials
-
-    def _choose(self, replicated: bool) -> None:
-        """Take a way until the next trial, and say so if it is another one than before."""
-        self.view.replicates, self.step, self.since = replicated, None, 0
-        self.recent.clear()
-        times = {way: _usual(found) for way, found in self.seconds.items() if found}
-        self.usual = times[replicated]
-        changes, self.chosen = replicated != self.chosen, replicated
-        way = "replicated" if replicated else "sharded"
-        what = f"batches are {way}: a step takes {1e3 * times[False]:.2g} ms with sharded ones"
-        if True in times:
-            what += f", {1e3 * times[True]:.2g} ms with replicated ones"
-        else:
-            what += f"; nothing else is tried, as {self._against() or 'another rank cannot'}"
-        if changes or not self.run.report.of("placement"):
-            self.run.report.add("placement", "", what)
-        if changes:
-            self.run.report.say_between(f"{what}; --placement {way} does so in every run")
-
-    def _settled(self) -> None:
-        """Count a step, and begin another trial if it is time, or if steps take another time."""
-        self.recent.append(self._lap())
-        self.since += 1
-        if self.since % EACH:
-            return
-        ratio = _usual(self.recent) / self.usual
-        changed = not 1 / CHANGED < ratio < CHANGED
-        if self._told(self.since >= AGAIN or changed):
-            self.step, self.view.replicates = 0, TRIAL[0][0]
+def _summed(func: Any, args: Any) -> float:
+    """Return how many products an element of a function's result is a sum of, roughly."""
+    name = getattr(func, "__name__", "")
+    if name in MATMUL or name == ATTENTION:
+        first = next(_tensors(args), None)
+        products = 0 if first is None or not first.dim() else first.shape[-1]
+        return 2 * products if name == ATTENTION else products
+    if name == "embedding":
+        return 0
+    weights = [x for x in _tensors(args) if type(x) is Parameter and x.dim() > 1]
+    return sum(x.numel() for x in weights) / weights[0].shape[0] if weights else 0
 
 
-def _usual(seconds: Iterable[float]) -> float:
-    """Return the lower quartile: other programs make steps longer, and never shorter."""
-    known = sorted(seconds)
-    return known[len(known) // 4]
+def _tensors(given: Any) -> Iterator[Tensor]:
+    for x in given:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, (tuple, list)):
+            yield from _tensors(x)
 
 
 def _host_peak() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -270,3 +272,19 @@ def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
 _base: Any = DistributedTensor  # mypy rejects assigning these two methods
 _base.__torch_function__ = classmethod(dispatch)
 _base.__torch_dispatch__ = classmethod(torch_dispatch)
+
+
+@contextmanager
+def counted(note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """Call `note(func, args, out)` after each function of a sharded tensor inside."""
+
+    def noted(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = dispatch(cls, func, types, args, kwargs)
+        note(func, args, out)
+        return out
+
+    _base.__torch_function__ = classmethod(noted)
+    try:
+        yield
+    finally:
+        _base.__torch_function__ = classmethod(dispatch)

@@ -147,7 +147,7 @@ class RowBatches:
         cuts = self.view.shard_sizes(sizes)
 
         def rows(x: Any) -> Any:
-            if replicated:  # workers have read ahead
+            if replicated:  # but fetched by rows, as fetching is what takes long
                 return all_gather_rows(x, cuts, 0)
             return ShardedTensor(x if cut else cuts.shard(x, 0), cuts)
 

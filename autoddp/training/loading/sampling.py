@@ -35,7 +35,7 @@ class RowSampler:
 
     Attributes:
         sizes: Of each batch the rows of each rank, None if some have none, and whether it is cut.
-        replicates: Returns whether a batch stays whole as the placement asks for it.
+        replicates: Returns whether a batch of what is in memory stays whole, see `Placement`.
         before_fetch: Called when the script's sampler has yielded a batch; gets whether it is cut.
         whole: The number of batches at the beginning that stay whole.
         seen: The batches of indices of a pass until the script has its first batch; else None.
@@ -138,7 +138,7 @@ class Fetching:
         world = self.run.world
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
         sampler.whole = whole
-        if not loader.num_workers:  # those of one rank are too few for all rows
+        if watched is None and not loader.num_workers:  # else ranks fetch rows, and gather them
             sampler.replicates = self.replicates
         context, here = self.run.group.context, not loader.num_workers
         draws = own_draws or watched is not None
