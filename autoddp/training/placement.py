@@ -3,8 +3,8 @@
 A placement cannot change a number, so with `auto` it is chosen, by a prediction of both times: a
 step of the training is counted, while ranks share the batch. What is counted are the functions of
 sharded tensors, the operations and bytes of their results, and what is gathered and averaged, all
-by the shapes of the whole batch. So every rank and every run choose alike, without a clock and
-without a message. This matters, as the two ways differ in the last bits of sums.
+by the shapes of the whole batch, and no clock. So each run chooses alike, which matters, as the two
+ways differ in the last bits of sums.
 
 What changes is where new batches become sharded: a loader, and the entry of a module. Sharded
 batches and graphs that are there remain, since the rules take any mixture.
@@ -225,10 +225,12 @@ class Placement(Feature):
         averaged = sum(p.numel() * p.dtype.itemsize for p in mine if p.grad is not None)
         costs = ON_ACCELERATOR if self.group.kind else ON_CPU
         shared, whole = self.counts.seconds(costs, self.group.size, averaged)
-        faster = shared > FASTER * whole
-        why = self._forbidden() if faster else ""
-        if faster and not self.group.agree(not why):  # memory differs between ranks
-            faster, why = False, why or "another rank cannot"
+        predicted = shared > FASTER * whole
+        why = self._forbidden() if predicted else ""
+        # memory may differ between ranks, and what a script computes on one of them alone
+        faster = self.group.agree(predicted and not why)
+        if predicted and not faster:
+            why = why or "another rank cannot"
         way = "replicated" if faster else "sharded"
         what = (
             f"batches are {way}: a step of {self.counts.functions} functions and "
