@@ -38,12 +38,16 @@ Merge = Callable[[list[bytes]], bytes]
 
 
 class CollectiveCheck(InOrder):
-    """One rank's end of the check."""
+    """One rank's end of the check.
+
+    Attributes:
+        count: The number of collectives, which is the same on all ranks.
+    """
 
     def __init__(self, rank: int, lines: Lines, store: Store, signals: SignalSync) -> None:
         super().__init__(rank, lines, store, signals)
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
-        self._count = self._checksum = 0  # of all stamps
+        self.count = self._checksum = 0  # of all stamps
         self._noted = ""  # the newest stamp, if it was only noted
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
 
@@ -57,7 +61,7 @@ class CollectiveCheck(InOrder):
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
         self._noted = stamp
         self._checksum = zlib.crc32(without_file(stamp.encode()), self._checksum)
-        self._count += 1
+        self.count += 1
 
     def exchange(self, stamp: str, body: bytes, merge: Merge) -> bytes:
         """Return what `merge` makes of all ranks' bodies, once all ranks are at this stamp.
@@ -67,7 +71,7 @@ class CollectiveCheck(InOrder):
             RankEnded: A rank has ended.
         """
         with self._lock, self.signals.quiet():
-            place, past = stamp.encode(), b"%d %d" % (self._count, self._checksum)
+            place, past = stamp.encode(), b"%d %d" % (self.count, self._checksum)
             noted = self._noted.encode() or place
             self.note(stamp)
             self._noted = ""

@@ -44,7 +44,6 @@ OTHERS = 20  # steps of other optimizers in a row, after which their loop is the
 COUNTED = 3  # the step that is counted: lazy modules and states are there
 AGAIN = 1000  # steps until the next one that is counted
 MATMUL = {"matmul", "bmm", "mm", "__matmul__", "__rmatmul__", "baddbmm", "addmm", "einsum"}
-READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}  # ranks wait there
 ATTENTION = "scaled_dot_product_attention"
 
 
@@ -56,9 +55,10 @@ class Costs:
         operation: A floating point operation.
         byte: A byte of a result.
         function: torch's own part of a function of the script, forward, backward and update.
-        rule: What a rule adds to it.
-        step: What a step adds that is shared: the entries of modules, an averaging of gradients.
-        gather: A gather.
+        loop: torch's own part of a step, as the loader and the optimizer.
+        rule: What a rule adds to a function.
+        entry: What a step adds, as the entries of modules.
+        collective: A collective of few bytes.
         moved: A byte that is gathered or averaged.
         overlaps: Whether the device computes while Python goes on.
     """
@@ -66,15 +66,22 @@ class Costs:
     operation: float
     byte: float
     function: float
+    loop: float
     rule: float
-    step: float
-    gather: float
+    entry: float
+    collective: float
     moved: float
     overlaps: bool
 
 
-ON_CPU = Costs(5e-11, 3e-10, 4e-5, 1e-5, 4e-4, 1.5e-4, 1e-9, False)
-ON_ACCELERATOR = Costs(5e-14, 2e-12, 4e-5, 1e-5, 4e-4, 1e-4, 1e-11, True)
+ON_CPU = Costs(
+    operation=2e-11, byte=1e-10, function=8e-5, loop=5e-4,
+    rule=2e-5, entry=3e-4, collective=3e-4, moved=5e-10, overlaps=False,
+)  # fmt: skip
+ON_ACCELERATOR = Costs(
+    operation=5e-14, byte=2e-12, function=8e-5, loop=5e-4,
+    rule=2e-5, entry=3e-4, collective=1e-4, moved=1e-11, overlaps=True,
+)  # fmt: skip
 
 
 @dataclass
@@ -85,21 +92,20 @@ class Step:
         functions: Functions of sharded tensors.
         operations: Floating point operations that ranks share.
         size: Bytes of results that ranks share.
-        gathers: Functions that gather, which all ranks then compute.
+        collectives: How often all ranks communicate.
         moved: Bytes that are gathered.
     """
 
     functions: int = 0
     operations: float = 0.0
     size: float = 0.0
-    gathers: int = 0
+    collectives: int = 0
     moved: int = 0
 
     def add(self, func: Any, args: Any, out: Any, gathers: bool) -> None:
-        """Count a function."""
+        """Count a function; all ranks compute all of one that `gathers`."""
         results = [*_tensors((out,))]
-        self.gathers += gathers or (getattr(func, "__name__", "") in READS)
-        self.functions += bool(results or gathers)
+        self.functions += bool(results)
         if func in GRAPH or gathers:
             return
         for x in results:
@@ -116,9 +122,9 @@ class Step:
             ranks: The number of ranks.
             averaged: Bytes of gradients.
         """
-        own = self.functions * costs.function
+        own = self.functions * costs.function + costs.loop
         work = self.operations * costs.operation + self.size * costs.byte
-        more = self.functions * costs.rule + self.gathers * costs.gather + costs.step
+        more = self.functions * costs.rule + self.collectives * costs.collective + costs.entry
         moved = (self.moved + averaged) * costs.moved
         if costs.overlaps:
             return max(own + more, work / ranks + moved), max(own, work)
@@ -146,6 +152,7 @@ class Placement(Feature):
         self.chosen = self.stepping = False
         self.watched: Any = lambda: None  # a weak reference to the optimizer
         self.counts: Step | None = None
+        self.before = 0, 0  # that step: collectives, and bytes that were gathered
         self.counting = ExitStack()
         self.memory = _host_peak()
 
@@ -199,28 +206,23 @@ class Placement(Feature):
 
     def _count(self) -> None:
         self.counts = counts = Step()
-        gathered, noted = False, self.view.gathered
-
-        def note(name: str, size: int) -> None:
-            nonlocal gathered
-            gathered = True
-            counts.moved += size
-            noted(name, size)
+        known = self.group.gathered
 
         def add(func: Any, args: Any, out: Any) -> None:
-            nonlocal gathered
+            nonlocal known
+            before, known = known, self.group.gathered
             with no_torch_function():
-                counts.add(func, args, out, gathered)
-            gathered = False
+                counts.add(func, args, out, known > before)
 
-        self.view.gathered = note  # type: ignore[method-assign]
-        self.counting.callback(delattr, self.view, "gathered")
+        self.before = self.group.collective_check.count, self.group.gathered
         self.counting.enter_context(counted(add))
 
     def _choose(self, optimizer: Optimizer) -> None:
         """Take a way until the next choice, and say so if it is another one than before."""
         self.counting.close()
         assert self.counts is not None
+        self.counts.collectives = self.group.collective_check.count - self.before[0]
+        self.counts.moved = self.group.gathered - self.before[1]
         mine = (p for group in optimizer.param_groups for p in group["params"])
         averaged = sum(p.numel() * p.dtype.itemsize for p in mine if p.grad is not None)
         costs = ON_ACCELERATOR if self.group.kind else ON_CPU
@@ -233,9 +235,10 @@ class Placement(Feature):
             why = why or "another rank cannot"
         way = "replicated" if faster else "sharded"
         what = (
-            f"batches are {way}: a step of {self.counts.functions} functions and "
-            f"{self.counts.operations:.1e} operations should take {1e3 * shared:.2g} ms with "
-            f"sharded ones, {1e3 * whole:.2g} ms with replicated ones"
+            f"batches are {way}: a step of {self.counts.functions} functions, "
+            f"{self.counts.operations:.1e} operations and {self.counts.collectives} collectives "
+            f"should take {1e3 * shared:.2g} ms with sharded ones, {1e3 * whole:.2g} ms with "
+            "replicated ones"
         )
         what += f", but {why}" if why else ""
         self.counts, changes, self.chosen = None, faster != self.chosen, faster

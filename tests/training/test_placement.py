@@ -293,7 +293,7 @@ def test_nobody_averages_where_each_rank_computes_all():
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-            found.append(run.group.collective_check._count)
+            found.append(run.group.collective_check.count)
         return type(x) is torch.Tensor, found[-1] - found[6]
 
     assert on_ranks(counted, placement="replicated") == [(True, 0)] * 2
@@ -306,9 +306,9 @@ def test_averages_remain_on_ranks_that_may_not_be_alike():
     def counted(run, kind=""):
         run.group.kind = kind
         model = mlp()
-        before = run.group.collective_check._count
+        before = run.group.collective_check.count
         F.cross_entropy(model(torch.ones(4, 5)), torch.ones(4).long()).backward()
-        return run.group.collective_check._count > before
+        return run.group.collective_check.count > before
 
     there = Scripts(one=counted).run(2, nodes=(0, 1), placement="replicated")["one"]
     assert [seen.value for seen in there] == [True, True], there
@@ -367,7 +367,7 @@ def python(warm, folder, script, *arguments):
 def test_the_faster_way_is_chosen_and_said(run, warm, tmp_path, nproc):
     got, said, decisions = run("gathers.py", options=("--placement", "auto"), nproc=nproc)
     assert len(said) == len(decisions) == 1
-    assert decisions[0].startswith("batches are replicated: a step of 55 functions and ")
+    assert decisions[0].startswith("batches are replicated: a step of 55 functions, ")
     assert said[0].endswith("; --placement replicated does so from the start")
     same_text(python(warm, tmp_path, "gathers.py"), got.out, 1e-3, "stdout")
 
@@ -435,7 +435,7 @@ def test_a_step_with_enough_work_to_share_stays_sharded():
 
     for ways, (decision,) in on_ranks(large, placement="auto"):
         assert ways == [False] * 4
-        assert decision.startswith("batches are sharded: a step of 6 functions and ")
+        assert decision.startswith("batches are sharded: a step of 6 functions, ")
 
 
 @pytest.mark.parametrize("poor", [0, 1])
