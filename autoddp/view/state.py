@@ -82,9 +82,10 @@ class View:
 
         Accelerators sum in no fixed order, and processors of two nodes may differ.
         """
+        if not self.replicates or self.group.kind or self.sharded_parameters:
+            return False
         world = self.group.world
-        one_node = world.local_world_size == world.world_size
-        return self.replicates and one_node and not (self.group.kind or self.sharded_parameters)
+        return world.local_world_size == world.world_size
 
     def in_function(self) -> bool:
         """Return whether autograd's engine runs the backward of an `autograd.Function`."""
