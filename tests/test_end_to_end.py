@@ -107,6 +107,13 @@ def test_sharded_parameters_give_what_one_process_gives(name, warm, references, 
     compared(name, 2, warm, references, tmp_path, rtol, "--parameters", "sharded")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_placement_that_is_chosen_gives_what_one_process_gives(name, warm, references, tmp_path):
+    rtol = LOOSER.get(name, RTOL)
+    compared(name, 2, warm, references, tmp_path, rtol, "--placement", "auto")
+
+
 def compared(name, nproc, warm, references, tmp_path, rtol, *more):
     """Compare a script on `nproc` ranks with `python`, up to `rtol`."""
     want = references(name)
