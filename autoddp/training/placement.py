@@ -109,8 +109,7 @@ class Step:
         if func in GRAPH or gathers:
             return
         for x in results:
-            local: Any = getattr(x, "local", x)  # it has the graph
-            passes = 3 if local.requires_grad else 1  # its backward computes two of its size
+            passes = 3 if getattr(x, "local", x).requires_grad else 1  # a backward is two of them
             self.size += passes * x.numel() * x.dtype.itemsize
             self.operations += passes * 2 * x.numel() * _summed(func, args)
 
@@ -150,7 +149,7 @@ class Placement(Feature):
         self.step = self.others = 0
         self.next = COUNTED
         self.chosen = self.stepping = False
-        self.watched: Any = lambda: None  # a weak reference to the optimizer
+        self.watched: weakref.ref[Optimizer] | None = None
         self.counts: Step | None = None
         self.before = 0, 0  # that step: collectives, and bytes that were gathered
         self.counting = ExitStack()
@@ -182,15 +181,16 @@ class Placement(Feature):
         self.stepping = False
         if torch_internals.in_backward() or accelerator.capturing():
             return
-        if self.watched() is not optimizer:
+        if self.watched is None or self.watched() is not optimizer:
             self.others += 1
-            if self.others < OTHERS and self.watched() is not None:
+            # not whether that one is gone, which ranks may learn at different moments
+            if self.others < OTHERS and self.watched is not None:
                 return
             self._watch(optimizer)
         self.others = 0
         self.step += 1
-        if self.step == self.next - 2:
-            self.view.replicates = False  # the next step may still take what was made before
+        if self.step == self.next - 2:  # the next step may still take what was made before
+            self.view.replicates = False
         elif self.step == self.next - 1:
             self._count()
         elif self.step == self.next:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from autoddp.training.parameters import choice
-from autoddp.training.placement import AGAIN, COUNTED
+from autoddp.training.placement import AGAIN, COUNTED, OTHERS
 from tests.support.cli import environ
 from tests.support.same import same_text
 from tests.support.training import (
@@ -451,14 +451,20 @@ def test_whole_batches_that_may_not_fit_on_one_rank_are_not_chosen(monkeypatch, 
 
 
 def test_a_new_loop_is_counted_as_well():
-    """Another optimizer steps, as in a search over learning rates."""
+    """Another optimizer steps, as in a search; ranks may free the old one at any moment."""
 
     def search(run):
-        return [chosen(run, 40)[0] for _ in range(2)]
+        kept = []
+        hook = register_optimizer_step_post_hook(lambda x, *_: run.world.rank and kept.append(x))
+        try:
+            return [chosen(run, 40)[0] for _ in range(2)]
+        finally:
+            hook.remove()
 
-    first, second = on_ranks(search, placement="auto")[0]
+    (first, second), others = on_ranks(search, placement="auto")
+    assert [first, second] == others
     assert first == [False] * COUNTED + [True] * (40 - COUNTED)
-    assert second == [True] + [False] * (COUNTED - 1) + [True] * (40 - COUNTED)  # the first is gone
+    assert second == [True] * OTHERS + [False] * (COUNTED - 1) + [True] * (41 - OTHERS - COUNTED)
 
 
 def test_another_step_is_counted_after_a_thousand():
