@@ -76,11 +76,11 @@ class Costs:
 
 ON_CPU = Costs(
     operation=2e-11, byte=1e-10, function=8e-5, loop=5e-4,
-    rule=2e-5, entry=3e-4, collective=3e-4, moved=5e-10, overlaps=False,
+    rule=3e-5, entry=2.5e-4, collective=2.5e-4, moved=5e-10, overlaps=False,
 )  # fmt: skip
 ON_ACCELERATOR = Costs(
     operation=5e-14, byte=2e-12, function=8e-5, loop=5e-4,
-    rule=2e-5, entry=3e-4, collective=1e-4, moved=1e-11, overlaps=True,
+    rule=3e-5, entry=2.5e-4, collective=1e-4, moved=1e-11, overlaps=True,
 )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ class Placement(Feature):
         self.counts.collectives = self.group.collective_check.count - self.before[0]
         self.counts.moved = self.group.gathered - self.before[1]
         mine = (p for group in optimizer.param_groups for p in group["params"])
-        averaged = sum(p.numel() * p.dtype.itemsize for p in mine if p.grad is not None)
+        averaged = sum(p.numel() * p.dtype.itemsize for p in mine if p.requires_grad)
         costs = ON_ACCELERATOR if self.group.kind else ON_CPU
         shared, whole = self.counts.seconds(costs, self.group.size, averaged)
         predicted = shared > FASTER * whole

@@ -32,10 +32,10 @@ class Generators:
     def __init__(self, own: Iterable[Any] = ()) -> None:
         self.states = {name: _state(x) for name, x in global_generators().items()}
         self.devices = accelerator.states()
-        self.own = [(x, _state(x)) for x in own]
+        self.own = {id(x): (x, _state(x)) for x in own}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "own": []}
+        return {**vars(self), "own": {}}
 
     def put_back(self) -> None:
         """Restore the states of all generators."""
@@ -43,12 +43,12 @@ class Generators:
             if name in self.states:
                 _restore(x, self.states[name])
         accelerator.set_states(self.devices)
-        for x, state in self.own:
+        for x, state in self.own.values():
             _restore(x, state)
 
     def moved(self) -> str:
         """Return what was drawn from since, in words; empty for nothing."""
-        if not all(_equal(_state(x), state) for x, state in self.own):
+        if not all(_equal(_state(x), state) for x, state in self.own.values()):
             return OWN
         now = Generators()
         # numpy may have been imported in between
@@ -59,9 +59,8 @@ class Generators:
 
     def add(self, x: Any) -> None:
         """Take the state of a further generator, that is not drawn from yet."""
-        known = (*global_generators().values(), *(y for y, _ in self.own))
-        if all(x is not y for y in known):
-            self.own.append((x, _state(x)))
+        if id(x) not in self.own and x is not torch.default_generator:
+            self.own[id(x)] = x, _state(x)
 
     def checksums(self) -> dict[str, int]:
         """Return a checksum of the state of each global generator, by its name."""
