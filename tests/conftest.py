@@ -68,10 +68,11 @@ def warm():
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch):
-    """No launcher's variables, whoever started the tests; one thread for each process."""
+    """No launcher's variables, whoever started the tests; one thread for a process, and rules."""
     for name in (*ADDED, *OURS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("AUTODDP_PLACEMENT", "sharded")  # else small jobs would leave the rules
 
 
 @pytest.fixture(autouse=True)

@@ -82,11 +82,11 @@ class Options:
         choices=("auto", "sharded", "replicated"),
     )
     placement: str = option(
-        "sharded",
+        "auto",
         "What a rank computes: sharded is its rows of each batch, replicated is whole batches, "
         "which is faster if a step takes little time; auto predicts it from a step.",
         *(DECORATOR, BENCH),
-        choices=("sharded", "auto", "replicated"),
+        choices=("auto", "sharded", "replicated"),
     )
     loading: str = option(
         "auto",

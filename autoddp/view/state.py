@@ -36,6 +36,7 @@ class View:
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
         replicates: Whether new batches stay whole, as ranks share no work, see `Placement`.
+        counts: What is counted of the step that runs; None in almost all steps.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class View:
         self.held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.again: Any = None
         self.replicates = False
+        self.counts: Any = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
     def even_sizes(self, total: int) -> ShardSizes:
@@ -78,14 +80,16 @@ class View:
             base.sync()
 
     def alike(self) -> bool:
-        """Return whether what ranks compute of whole batches is the same to the last bit.
+        """Return whether ranks compute whole batches, and the same of them to the last bit."""
+        return self.replicates and not self.sharded_parameters and self.computes_alike()
+
+    def computes_alike(self) -> bool:
+        """Return whether ranks compute the same bits.
 
         Accelerators sum in no fixed order, and processors of two nodes may differ.
         """
-        if not self.replicates or self.group.kind or self.sharded_parameters:
-            return False
         world = self.group.world
-        return world.local_world_size == world.world_size
+        return not self.group.kind and world.local_world_size == world.world_size
 
     def in_function(self) -> bool:
         """Return whether autograd's engine runs the backward of an `autograd.Function`."""

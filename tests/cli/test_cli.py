@@ -35,7 +35,7 @@ def test_everything_after_the_script_is_the_scripts(asked):
     rest = ("--nproc", "3", "--help", "-v", "--", "x", "-m")
     script, options = asked("--nproc", "2", "s.py", *rest)
     assert script == Script("s.py", rest)
-    assert options == Options(nproc=2)
+    assert options == Options(nproc=2, placement="sharded")
 
 
 def test_a_module_and_its_arguments(asked):
@@ -44,6 +44,7 @@ def test_a_module_and_its_arguments(asked):
 
 def test_every_option_arrives(asked):
     given = Options(
+        placement="sharded",
         nproc=2,
         nnodes=3,
         node_rank=1,

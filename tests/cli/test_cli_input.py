@@ -27,6 +27,7 @@ def test_options_take_precedence_over_variables(asked, setenv):
         setenv(f"AUTODDP_{name}", text)
     want = Options(
         nproc=2,
+        placement="sharded",
         nnodes=2,
         master_addr="h",
         hang_timeout=60,

@@ -120,4 +120,4 @@ def test_children_start_nothing(tmp_path):
         "capture_output=True, text=True).stdout)\n"
     )
     done = fork_cli("run", "-n", 2, path)
-    assert (done.rc, done.out) == (0, "[]\n1\n\n"), done.err
+    assert (done.rc, done.out) == (0, "['AUTODDP_PLACEMENT']\n1\n\n"), done.err

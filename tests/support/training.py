@@ -72,7 +72,7 @@ class Scripts(dict[str, Callable[..., Any]]):
 
     def run(self, nproc: int, nodes: tuple[int, ...] = (), **options: Any) -> dict[str, list[Seen]]:
         """Each in a session of its own, in the same ranks; by name, in rank order."""
-        given = (dict(self), Options(**options))
+        given = (dict(self), Options(**{"placement": "sharded"} | options))
         ranks = [
             *map(pickle.loads, run_ranks(_each, nproc, *given, timeout=HANGS + 5, nodes=nodes))
         ]

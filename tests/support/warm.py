@@ -28,6 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PLAIN_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}
+PLAIN_ENV["AUTODDP_PLACEMENT"] = "sharded"  # what is tested, unless a test says otherwise
 PLAIN_ENV["PYTHONFAULTHANDLER"] = ""  # a job that meets SIGSEGV says what it says to its user
 LIBRARIES = ("torch._dynamo", "torchvision.datasets", "sklearn.metrics", "matplotlib.pyplot")
 CLONE_NEWNET = 0x40000000  # of Linux' <sched.h>

@@ -467,6 +467,75 @@ def test_a_new_loop_is_counted_as_well():
     assert second == [True] * OTHERS + [False] * (COUNTED - 1) + [True] * (41 - OTHERS - COUNTED)
 
 
+def test_each_loop_has_its_own_choice_and_keeps_it():
+    """Two trainings in turn, as in meta-learning: one is small, one has work to share."""
+
+    def in_turn(run):
+        loops, found = {8: mlp(), 1000: wide(1000)}, []
+        optimizers = {width: sgd(model, 1e-3) for width, model in loops.items()}
+        for width in (8, 1000, 8, 1000):
+            ways = []
+            for x, y in batches(30 * width, width):
+                ways.append(type(x) is torch.Tensor)
+                optimizers[width].zero_grad()
+                F.cross_entropy(loops[width](x), y).backward()
+                optimizers[width].step()
+            found.append(ways)
+        return found, [made.what for made in run.report.of("placement")]
+
+    (found, decisions), other = on_ranks(in_turn, placement="auto")
+    assert (found, decisions) == other
+    assert found[0] == [False] * COUNTED + [True] * (30 - COUNTED)
+    for of_large in found[1], found[3]:
+        assert of_large == [True] * OTHERS + [False] * (30 - OTHERS)
+    assert found[2] == [False] * OTHERS + [True] * (30 - OTHERS)  # and is not counted again
+    assert [what.split(":")[0] for what in decisions] == ["batches are replicated"]
+
+
+def test_a_batch_that_ranks_would_gather_is_counted():
+    """Rows are fetched, as decoding takes long: whole batches would have to be gathered."""
+
+    class Images(Items):
+        def __getitem__(self, at):
+            return torch.ones(3, 64, 64), at % 3
+
+    def training(run):
+        model = nn.Sequential(nn.AvgPool2d(32), nn.Flatten(), nn.Linear(12, 3))
+        ways = []
+        for x, y in DataLoader(Images(), 8):
+            ways.append(type(x) is torch.Tensor)
+            F.cross_entropy(model(x), y).backward()
+            sgd_of.setdefault(0, sgd(model)).step()
+        return ways, [made.what for made in run.report.of("placement")]
+
+    sgd_of = {}
+    for ways, (decision,) in on_ranks(training, placement="auto"):
+        assert ways == [False] * 5
+        assert decision.startswith("batches are sharded")
+
+
+def test_a_long_step_is_not_computed_whole():
+    """Unless many of its functions gather: what is predicted of it may be wrong by a lot."""
+    for gathering, way in (0, "sharded"), (400, "replicated"):
+
+        def training(run, gathering=gathering):
+            model, ways = nn.Linear(4, 1), []
+            optimizer = sgd(model)
+            for x, _ in batches(40, 8):
+                ways.append(type(x) is torch.Tensor)
+                h = model(x[:, :4])
+                for _ in range(1000 - 2 * gathering):
+                    h = h + 0.0
+                total = h.mean() + sum((h + i).sort(0)[0].mean() for i in range(gathering))
+                total.backward()
+                optimizer.step()
+            return ways, [made.what for made in run.report.of("placement")]
+
+        for ways, (decision,) in on_ranks(training, placement="auto"):
+            assert ways[-1] is (way == "replicated")
+            assert decision.startswith(f"batches are {way}: a step of 1")
+
+
 def test_another_step_is_counted_after_a_thousand():
     def long(run):
         model, ways = nn.Linear(2, 1), []

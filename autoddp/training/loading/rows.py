@@ -144,12 +144,15 @@ class RowBatches:
         (sizes, cut), replicated = self.sizes.popleft(), self.fetching.replicates()
         if sizes is None or (replicated and not cut):
             return batch
-        cuts = self.view.shard_sizes(sizes)
+        cuts, counts = self.view.shard_sizes(sizes), self.view.counts
 
         def rows(x: Any) -> Any:
             if replicated:  # but fetched by rows, as fetching is what takes long
                 return all_gather_rows(x, cuts, 0)
-            return ShardedTensor(x if cut else cuts.shard(x, 0), cuts)
+            row = ShardedTensor(x if cut else cuts.shard(x, 0), cuts)
+            if counts is not None and not self.sampler.in_memory:
+                counts.fetch(row)
+            return row
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
             return [rows(x) for x in batch]  # the usual form; three times as fast

@@ -35,7 +35,8 @@ class RowSampler:
 
     Attributes:
         sizes: Of each batch the rows of each rank, None if some have none, and whether it is cut.
-        replicates: Returns whether a batch of what is in memory stays whole, see `Placement`.
+        replicates: Returns whether the next batch is fetched whole, see `Placement`.
+        in_memory: Whether samples are, so that `replicates` may say so.
         before_fetch: Called when the script's sampler has yielded a batch; gets whether it is cut.
         whole: The number of batches at the beginning that stay whole.
         seen: The batches of indices of a pass until the script has its first batch; else None.
@@ -46,6 +47,7 @@ class RowSampler:
         self.before_fetch: Callable[[bool], object] = lambda cut: None
         self.sizes: deque[tuple[tuple[int, ...] | None, bool]] = deque()
         self.replicates: Callable[[], bool] = bool
+        self.in_memory = False
         self.whole: float = 0
         self.seen: list[Any] | None = None
         self.rest: Iterator[Any] = iter(())
@@ -139,7 +141,7 @@ class Fetching:
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
         sampler.whole = whole
         if watched is None and not loader.num_workers:  # else ranks fetch rows, and gather them
-            sampler.replicates = self.replicates
+            sampler.replicates, sampler.in_memory = self.replicates, True
         context, here = self.run.group.context, not loader.num_workers
         draws = own_draws or watched is not None
 
