@@ -111,7 +111,7 @@ def work(group: Any, way: str, kind: str, workers: int, count: int) -> Any:
     job = int(os.environ["BENCH_RANKS"])
     if way in ("by hand", "one process"):
         return measured(group, made, job, (0, 1))  # a batch is this rank's, all of it
-    with session(group.world, Options(loading=way), group, Report()):
+    with session(group.world, Options(placement="sharded", loading=way), group, Report()):
         return measured(group, made, job, (rank, ranks))
 
 

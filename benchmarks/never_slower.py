@@ -1,10 +1,12 @@
 """Seconds of small scripts on ranks, over those of `python`: no script should be slower on ranks.
 
-    python -m benchmarks.never_slower [--placement auto sharded] [--ranks 2] [--rounds 1] [NAME ...]
+    python -m benchmarks.never_slower [--placement auto sharded] [--ranks 2] [--rounds 1]
+        [--steps N] [NAME ...]
 
 Each script runs by `python` and on ranks in turn, with one thread in each process, in an empty
-folder. Seconds are those of the whole command, or, with --steps, of what comes after its import of
-torch, which is what remains in a long training.
+folder that is its home. Seconds are those of the whole command, and for the loops, in a second
+table, of what comes after their imports, which is what remains in a long training. Scripts of
+`tests/libraries` need those libraries; without them their rows are left out.
 """
 
 from __future__ import annotations
@@ -16,19 +18,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+from tests.libraries.cases import cases
 from tests.support.cli import environ
 
 ROOT = Path(__file__).parents[1]
 LOOP = """
-import time, torch
-began = time.perf_counter()
+import sys, time, torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+torch.optim.Adam([torch.zeros(1)])  # imports a lot
+began = time.perf_counter()
 torch.manual_seed(0)
+most = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 30
 data = TensorDataset(torch.randn(1024, 20), torch.randn(1024, 1))
 def batches(steps, size=32, **given):
+    steps = min(steps, most)
     while True:
         for batch in DataLoader(data, size, shuffle=True, **given):
             yield batch
@@ -113,13 +120,24 @@ FILES = {
 }
 
 
+LIBRARIES = (
+    *("accelerate_loop", "fastai_learner", "gpytorch_regression", "ignite_engine", "keras_fit"),
+    *("lightning_trainer", "timm_train", "transformers_generate", "transformers_trainer"),
+)
+FILES |= {
+    f"libraries/{name}": (str(case.script), *case.arguments)
+    for name, case in cases().items()
+    if name in LIBRARIES and case.version
+}
+
+
 def seconds(command: list[str], folder: Path) -> tuple[float, float]:
-    """Return how long a command takes, and what it says of itself."""
+    """Return how long a command takes, and what it says of its part after the imports."""
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env=environ(),
+        env=environ({"HOME": str(folder)}),
         capture_output=True,
         text=True,
         timeout=600,
@@ -128,45 +146,60 @@ def seconds(command: list[str], folder: Path) -> tuple[float, float]:
     took = time.perf_counter() - start
     assert done.returncode == 0, done.stderr
     own = [line for line in done.stdout.splitlines() if line.startswith("seconds ")]
-    return took, float(own[-1].split()[1]) if own else took
+    return took, float(own[-1].split()[1]) if own else 0.0
 
 
-def measured(name: str, ways: list[str], ranks: int, rounds: int, steps: bool) -> list[float]:
-    """Return the median seconds of `python` and of each placement."""
-    times: list[list[float]] = []
+def command(name: str, way: str, ranks: int, steps: int) -> list[str]:
+    """Return what runs a script, whose loop is in this folder."""
+    file, *given = FILES.get(name, ("loop.py", *([str(steps)] if steps else [])))
+    script = [file if name in LOOPS else str(ROOT / file), *given]
+    run = ["-m", "autoddp", "run", "-n", str(ranks), "--placement", way]
+    return script if way == "python" else run + script
+
+
+def measured(name: str, ways: list[str], ranks: int, rounds: int, steps: int) -> list[Any]:
+    """Return the median seconds of `python` and of each placement: whole, and after imports."""
+    times: list[list[tuple[float, float]]] = []
     for _ in range(rounds):
         row = []
         for way in ["python", *ways]:
             with tempfile.TemporaryDirectory() as made:
-                folder = Path(made)
-                (folder / "loop.py").write_text(LOOP + LOOPS.get(name, "") + END)
-                file, *given = FILES.get(name, ("loop.py",))
-                script = [file if name in LOOPS else str(ROOT / file), *given]
-                run = ["-m", "autoddp", "run", "-n", str(ranks), "--placement", way]
-                row.append(seconds(script if way == "python" else run + script, folder)[steps])
+                (Path(made) / "loop.py").write_text(LOOP + LOOPS.get(name, "") + END)
+                row.append(seconds(command(name, way, ranks, steps), Path(made)))
         times.append(row)
-    return [statistics.median(column) for column in zip(*times, strict=True)]
+    columns = zip(*times, strict=True)
+    return [[statistics.median(part) for part in zip(*column, strict=True)] for column in columns]
+
+
+def table(title: str, rows: dict[str, list[float]], ways: list[str]) -> None:
+    """Print a row for each script, and the worst ratio of each placement."""
+    print(f"\n{title:32} {'python':>8}", *(f"{x:>16}" for x in ways))
+    for name, (plain, *found) in rows.items():
+        print(f"{name:32} {plain:8.2f}", *(f"{took:8.2f} ({took / plain:5.2f})" for took in found))
+    for number, way in enumerate(ways, 1):
+        ratio, name = max((found[number] / found[0], name) for name, found in rows.items())
+        print(f"worst with {way}: {ratio:.2f} ({name})")
 
 
 def main() -> None:
-    """Print a row for each script, and the worst ratio of each placement."""
+    """Measure each script, and print both tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--placement", nargs="+", default=["auto", "sharded"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--steps", type=int, default=0, help="of a loop, at most")
     args = parser.parse_args()
-    worst = dict.fromkeys(args.placement, (0.0, ""))
-    print(f"{'seconds (over python)':24} {'python':>8}", *(f"{x:>16}" for x in args.placement))
+    whole, after = {}, {}
     for name in args.names or [*LOOPS, *FILES]:
-        plain, *found = measured(name, args.placement, args.ranks, args.rounds, args.steps)
-        words = [f"{took:8.2f} ({took / plain:5.2f})" for took in found]
-        print(f"{name:24} {plain:8.2f}", *words, flush=True)
-        for way, took in zip(args.placement, found, strict=True):
-            worst[way] = max(worst[way], (took / plain, name))
-    for way, (ratio, name) in worst.items():
-        print(f"worst with {way}: {ratio:.2f} ({name})")
+        found = measured(name, args.placement, args.ranks, args.rounds, args.steps)
+        whole[name] = [took for took, _ in found]
+        if name in LOOPS:
+            after[name] = [took for _, took in found]
+        print(name, *(f"{took:.2f}" for took in whole[name]), file=sys.stderr, flush=True)
+    table("seconds of the command", whole, args.placement)
+    if after:
+        table("seconds after the imports", after, args.placement)
 
 
 if __name__ == "__main__":

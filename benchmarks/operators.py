@@ -249,7 +249,7 @@ def of_functions(group: Group, device: str, names: list[str], rounds: int) -> di
     with torch.device(device):
         functions, found, size = Functions(), {}, 4 * group.size
     columns = batch_of(size)
-    with session(group.world, Options(), group, Report()):
+    with session(group.world, Options(placement="sharded"), group, Report()):
         (batch,) = DataLoader(TensorDataset(*columns), batch_size=size)
         assert type(batch[0]) is not Tensor, "the batch is not sharded"
         sharded = functions.inputs(*(column.to(device) for column in batch))
@@ -298,7 +298,7 @@ def of_forward(group: Group, device: str, name: str, sessions: int) -> Found | s
     plain, sharded = [], []
     for _ in range(sessions):
         plain += list(timed(loss, model, mine))
-        with session(group.world, Options(), group, Report()):
+        with session(group.world, Options(placement="sharded"), group, Report()):
             (batch,) = DataLoader(TensorDataset(*columns), batch_size=size)
             sharded += list(timed(loss, model, [column.to(device) for column in batch]))
     with Counted() as counted:

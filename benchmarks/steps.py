@@ -136,7 +136,7 @@ def measured(group, kind, way, metrics, sharded):
         loader = DataLoader(data, batch // group.size, sampler=sampler)
         return train(net, loader, STEPS[kind], metrics)
     keep_memory(os.environ)
-    options = Options(parameters="sharded") if sharded else Options()
+    options = Options(placement="sharded", parameters="sharded" if sharded else "auto")
     with session(group.world, options, group, Report()):
         return train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
 

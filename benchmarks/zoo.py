@@ -112,7 +112,7 @@ def train(name: str, nudged: bool = False) -> tuple[list[float], dict[str, np.nd
 def by_ranks(group, name: str, parameters: str) -> Trained:
     """Train a model on this rank."""
     report = Report()
-    with session(group.world, Options(parameters=parameters), group, report):
+    with session(group.world, Options(placement="sharded", parameters=parameters), group, report):
         before = group.gathered
         found = train(name)
         gathered = group.gathered - before

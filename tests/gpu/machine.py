@@ -76,6 +76,7 @@ def environ(tiny: bool) -> dict[str, str]:
     """The scripts' own; `LAUNCHED` is when their command was given."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
     more = {"PYTHONPATH": path, "LAUNCHED": str(time.time()), "PYTHONWARNINGS": "ignore"}
+    more["AUTODDP_PLACEMENT"] = "sharded"  # what is tested and measured
     return os.environ | more | ({"TINY": "1", "OMP_NUM_THREADS": "1"} if tiny else {})
 
 

@@ -1,6 +1,7 @@
 """Scripts on libraries, in one process and on ranks: `python -m tests.libraries [NAME ...]`.
 
 With all of them, one at a time, `docs/libraries.md` is written. The last line has pytest's form.
+Batches stay sharded, so that the rules are tested; `--options ""` runs what a user runs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--newest", action="store_true", help="with the newest versions")
     parser.add_argument("--pin", action="store_true", help="write constraints.txt, by uv")
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
-    parser.add_argument("--options", default="", help="more options for the ranks")
+    parser.add_argument("--options", default="--placement sharded", help="options for the ranks")
     parser.add_argument("--keep", default="", help="a folder for what the runs leave")
     parser.add_argument("--no-page", action="store_true", help="do not write docs/libraries.md")
     given = parser.parse_args(arguments)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autoddp.training.parameters import choice
 from autoddp.training.placement import AGAIN, COUNTED, OTHERS
+from benchmarks import never_slower
 from tests.support.cli import environ
 from tests.support.same import same_text
 from tests.support.training import (
@@ -376,6 +377,22 @@ def test_the_choice_is_the_same_in_each_run(run):
     """Counts are those of the program: no clock, and no message that may be late."""
     found = [run("gathers.py", options=("--placement", "auto"))[2] for _ in range(3)]
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", never_slower.LOOPS)
+def test_twenty_runs_of_the_benchmark_choose_alike(name, warm, tmp_path):
+    """However busy the machine is, as here beside other tests."""
+    loop, found = tmp_path / "loop.py", set()
+    loop.write_text(never_slower.LOOP + never_slower.LOOPS[name])
+    words = ("run", "-n", "2", "--placement", "auto", "--report", "report.json", str(loop), "16")
+    for number in range(20):
+        got = warm.run("autoddp", *words, folder=tmp_path / str(number))
+        assert got.code == 0, got.err
+        made = json.loads((got.folder / "report.json").read_text())["decisions"]
+        (decision,) = [each["what"] for each in made if each["kind"] == "placement"]
+        found.add(decision)
+    assert len(found) == 1
 
 
 def test_replicated_gives_the_bits_of_one_process(run, warm, tmp_path):
