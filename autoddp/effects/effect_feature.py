@@ -16,7 +16,7 @@ from autoddp.comm.context import Code
 from autoddp.effects.ownership import whose
 from autoddp.effects.who_acts import Mode
 from autoddp.errors import OutOfReach
-from autoddp.patching import Call, Feature, Patch, patch
+from autoddp.patching import Call, Feature, Patch, patch, stands_for
 from autoddp.report import temporary, users_line
 
 if TYPE_CHECKING:
@@ -118,12 +118,18 @@ class EffectFeature(Feature):
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
         why="ranks fetch different rows, so effects of a data set are not synchronized",
+        hot=True,
     )
-    def fetch_alone(self, call: Call) -> Any:
+    def fetch_alone(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Fetch a batch; its reads and writes are those of this rank alone."""
         context = self.context
-        on_thread = context.on_script_thread()
-        if not context.in_job() or (on_thread and context.passes_through()):
-            return call.plain()
-        with context.within(Code.FETCH) if on_thread else context.internal():
-            return call.plain()
+
+        @stands_for(plain)
+        def fetch(*args: Any, **kwargs: Any) -> Any:
+            on_thread = context.on_script_thread()
+            if (on_thread and context.passes_through()) or not context.in_job():
+                return plain(*args, **kwargs)
+            with context.within(Code.FETCH) if on_thread else context.internal():
+                return plain(*args, **kwargs)
+
+        return fetch

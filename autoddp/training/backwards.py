@@ -78,12 +78,21 @@ class Backwards:
         leaves = None if self.depth else leaves_without_rows(tops)
         if leaves is None:
             return None
+        found = [*leaves]
+        self.run_plain(plain, inner=found)
+        return found
+
+    def run_plain(
+        self, plain: Any, args: Any = (), kwargs: Any = None, inner: list[Tensor] | None = None
+    ) -> Any:
+        """Run a backward that averages nothing; add to `inner` the leaves of those inside it."""
         self.depth, self.alone = 1, True
         try:
-            plain()
-            return [*leaves, *self.hidden.values()]
+            return plain(*args, **kwargs or {})
         finally:
             self.depth, self.alone = 0, False
+            if inner is not None:
+                inner.extend(self.hidden.values())
             self.hidden.clear()
 
     def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:

@@ -26,9 +26,9 @@ from autoddp.training.replica import flattened, put_back
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-# Steps that are compared: the first ones, and one in a prime number, so that optimizers which step
-# in turn are all compared.
-CHECKED, EVERY = 5, 101
+# Steps that are compared: the first ones, then one in a prime number, so that optimizers which step
+# in turn are all compared, and later one in a larger number: a comparison takes milliseconds.
+CHECKED, EVERY, LATER = 5, 101, 1009
 
 
 class Consistency:
@@ -44,6 +44,17 @@ class Consistency:
     def note(self, leaves: list[Tensor]) -> None:
         """Note the leaves of a backward."""
         self._latest, self._stepped = {id(leaf): leaf for leaf in leaves}, False
+
+    def forget(self) -> None:
+        """Forget the latest backward: steps compare what their optimizers have."""
+        self._latest, self._stepped = {}, True
+
+    def passes(self) -> bool:
+        """Count a step of which nothing is compared; return whether this is one."""
+        if self._latest or not self._stepped or _compared(self.steps + 1):
+            return False
+        self.steps += 1
+        return True
 
     def before_step(self, optimizer: Any, in_backward: bool) -> None:
         """Compare the leaves of the latest backward, if no optimizer has stepped since.
@@ -78,7 +89,7 @@ class Consistency:
 
     def _step(self, leaves: list[Tensor]) -> None:
         self.steps += 1
-        if self.steps <= CHECKED or self.steps % EVERY == 0:
+        if _compared(self.steps):
             self._compare(self.view.order.sorted(leaves))
             share_buffers(self.run)
 
@@ -94,6 +105,10 @@ class Consistency:
             found.compare(self.group, users_line(), self.view.report.strict)
         for reference in map(weakref.ref, leaves):
             self._compared[id(reference)] = reference
+
+
+def _compared(step: int) -> bool:
+    return step <= CHECKED or step % (EVERY if step < LATER else LATER) == 0
 
 
 def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ from torch.utils._pytree import tree_leaves
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.patching import Call, Feature, patch
+from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
 from autoddp.training.leaves import leaves_without_rows
 from autoddp.training.parameters.shard import held, is_shard, state_of
 from autoddp.view import Partial, ShardedTensor
-from autoddp.view.redistribute import mean_over_ranks
+from autoddp.view.redistribute import Boundary, mean_over_ranks
 from autoddp.view.rules.autograd import listed, roots
 from autoddp.view.rules.partial import unread
 from autoddp.view.sharded_tensor import full, is_sharded
@@ -82,9 +83,40 @@ class Gradients(Feature):
         found = [args[0]] if isinstance(args[0], Tensor) else [*(args[0] or ())]
         return found if all(isinstance(x, Tensor) for x in found) else []
 
-    @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
+    def _apart(self) -> bool:
+        """Return whether ranks share no work, and this is no backward of the script."""
+        return (
+            self.view.replicates
+            and not self.backwards.depth
+            and self.view.alike()
+            and self.view.context.on_script_thread()
+            and not torch.compiler.is_compiling()
+        )
+
+    def _alone(self, args: Any) -> bool:
+        """Return whether a backward is torch's alone: no graph on this rank leads from rows."""
+        return self._apart() and not Boundary.nodes and bool(args) and type(args[0]) is Tensor
+
+    @patch(
+        "torch.autograd:backward",
+        why="gradients are averaged over ranks before it returns",
+        hot=True,
+    )
+    def backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace it by a function that averages, where there is something to average."""
+
+        @stands_for(plain)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if not self._alone(args):
+                return self._averaged(Call(plain, args, kwargs))
+            self.consistency.forget()
+            with self.view.context.within(Code.PLAIN):
+                return self.backwards.run_plain(plain, args, kwargs)
+
+        return backward
+
     @disable_dynamo
-    def backward(self, call: Call) -> None:
+    def _averaged(self, call: Call) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
         if wholes := self._wholes(call.args):
             with self.view.context.within(Code.PLAIN):
@@ -105,9 +137,22 @@ class Gradients(Feature):
     @patch(
         "torch.autograd:grad",
         why="the script gets true gradients: by rows of a batch, else averaged",
+        hot=True,
     )
+    def grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace it by a function that averages, where there is something to average."""
+
+        @stands_for(plain)
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            if not self._alone(args) or _held((args, kwargs)):
+                return self._true(Call(plain, args, kwargs))
+            with self.view.context.within(Code.PLAIN):
+                return plain(*args, **kwargs)
+
+        return grad
+
     @disable_dynamo
-    def grad(self, call: Call) -> Any:
+    def _true(self, call: Call) -> Any:
         """Compute true gradients.
 
         In transforms, and in a backward without sharded tensors, this calls torch alone.
@@ -168,9 +213,14 @@ class Gradients(Feature):
 
         return call.wrapped(after)
 
-    @disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Average pending gradients, and compare them, see `Consistency`."""
+        pending = bool(self.backwards.pending.leaves)
+        if pending or not self._apart() or not self.consistency.passes():
+            self._compare(optimizer)
+
+    @disable_dynamo
+    def _compare(self, optimizer: Any) -> None:
         if self._plain():
             return
         self.backwards.pending.average()

@@ -61,7 +61,7 @@ class Modules(Checkpoints):
     )
     def shard_inputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace `__call__` by a plain function: a wrapper would cost ten times as much."""
-        feature, entry, context = self, self.entry, self.view.context
+        feature, entry, context, view = self, self.entry, self.view.context, self.view
         parameters = nn.Module.parameters  # a script may answer `parameters()` in its own way
 
         # `self`: torch.export names parameters by it
@@ -70,7 +70,7 @@ class Modules(Checkpoints):
                 return plain(self, *args, **kwargs)
             run = plain
             if self._compiled_call_impl is not None or "_orig_mod" in self._modules:
-                alone = context.is_plain() or feature.view.replicates
+                alone = context.is_plain() or view.replicates
                 if alone and not holds_parts(args, kwargs):
                     return plain(self, *args, **kwargs)  # torch.export may be tracing
                 run = feature.compiled(self)
@@ -78,6 +78,8 @@ class Modules(Checkpoints):
                 return feature.on_whole(functools.partial(run, self), args, kwargs)
             if (entry.depth and not entry.rows) or context.is_plain() or not context.is_script():
                 return run(self, *args, **kwargs)
+            if view.replicates and run is plain:
+                return entry.whole(plain, self, args, kwargs)
             if _traced() or capturing() or next(parameters(self), None) is None:
                 return run(self, *args, **kwargs)
             return entry.call(run, self, args, kwargs)

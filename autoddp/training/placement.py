@@ -60,6 +60,7 @@ class Placement(Feature):
     Attributes:
         loops: The loops by their optimizers.
         current: The optimizer whose loop runs.
+        loop: That loop.
         others: Steps of other optimizers since its last one.
     """
 
@@ -71,6 +72,7 @@ class Placement(Feature):
         self.run, self.view, self.group = run, run.view, run.group
         self.loops: WeakKeyDictionary[Optimizer, Loop] = WeakKeyDictionary()
         self.current: ref[Optimizer] | None = None
+        self.loop = Loop()
         self.others = 0
         self.stepping = False
         self.before = 0, 0  # the step that is counted: collectives, and bytes that were gathered
@@ -94,8 +96,30 @@ class Placement(Feature):
     def _begin(self, *_: Any) -> None:
         self.stepping = True
 
-    @disable_dynamo
     def _end(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling() or not self._passes(optimizer):
+            self._step(optimizer)
+
+    def _passes(self, optimizer: Optimizer) -> bool:
+        """Count a step that decides nothing; return whether this is one."""
+        loop = self.loop
+        if (
+            not self.stepping
+            or self.current is None
+            or self.current() is not optimizer
+            or loop.step >= loop.next - COUNTED
+            or self.group.kind
+            or torch_internals.in_backward()
+            or not self.view.context.on_script_thread()
+        ):
+            return False
+        self.stepping = False
+        self.others = 0
+        loop.step += 1
+        return True
+
+    @disable_dynamo
+    def _step(self, optimizer: Optimizer) -> None:
         """Count a step: once if a subclass calls the step of its base class."""
         context = self.view.context
         if not self.stepping or not context.is_rank() or context.in_thread():
@@ -109,8 +133,7 @@ class Placement(Feature):
             if self.others < OTHERS and self.current is not None:
                 return
             self._enter(optimizer)
-        self.others = 0
-        loop = self.loops[optimizer]
+        self.others, loop = 0, self.loop
         loop.step += 1
         if loop.step == loop.next - 2:  # the next step may still take what was made before
             self.view.replicates = False
@@ -122,7 +145,8 @@ class Placement(Feature):
     def _enter(self, optimizer: Optimizer) -> None:
         """Go on with the loop of this optimizer, in the way that was chosen for it."""
         self.counting.close()
-        self.current, loop = ref(optimizer), self.loops.setdefault(optimizer, Loop())
+        self.current = ref(optimizer)
+        self.loop = loop = self.loops.setdefault(optimizer, Loop())
         loop.step = min(loop.step, loop.next - COUNTED)
         self.view.replicates = loop.chosen
 

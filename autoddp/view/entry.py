@@ -86,6 +86,19 @@ class ModuleEntry:
         self._learn(module, dims, batch, out)
         return out if batch.copies is None else batch.copies.original(out)
 
+    def whole(
+        self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module in which ranks share no work: nothing is sharded."""
+        if module not in self.dims:
+            self._batch_dims(module)
+        self.depth, work = 1, self.view.work.turn(WHOLE)
+        try:
+            return run(module, *args, **kwargs)
+        finally:
+            self.depth = 0
+            self.view.work.turn(work)
+
     def _learn(self, module: nn.Module, dims: list[int], batch: Batch, out: Any) -> None:
         """Take the next guess if a result of the module is on no rank's rows."""
         if (len(dims) == 1 and batch.copies is None) or self.view.replicates:

@@ -8,10 +8,10 @@ and for replicated work alike, and averaging it twice changes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch.autograd.function import Function
 
 from autoddp.torch_internals import outside_transforms, transform
 from autoddp.view.shard_sizes import ShardSizes, Spec, whole_strides
+
+NODES: set[int] = set()
 
 
 def agreed_strides(local: Tensor, sizes: ShardSizes, dim: int) -> tuple[int, ...]:
@@ -56,14 +58,38 @@ def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     return out.copy_(whole)
 
 
+class Counted:
+    """Counts a node of the graph for as long as it is there."""
+
+    def __init__(self) -> None:
+        Boundary.nodes.add(id(self))
+
+    def __del__(self, forget: Callable[[int], None] = NODES.discard) -> None:
+        forget(id(self))
+
+
 class Boundary(Function):
     """Base class of the autograd functions between shards and whole tensors.
 
     Attributes:
         of_leaves: Whether the gradient of its result is averaged in its backward.
+        nodes: The nodes of all graphs that are there; without any, no graph leads from rows to
+            whole tensors.
     """
 
     of_leaves = False
+    nodes: ClassVar[set[int]] = NODES
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        plain = vars(cls).get("forward")
+        if plain is not None:
+
+            def forward(ctx: Any, *args: Any) -> Any:
+                ctx.counted = Counted()
+                return plain(ctx, *args)
+
+            cls.forward = staticmethod(forward)  # type: ignore[method-assign]
 
 
 class Gather(Boundary):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autoddp.training.parameters import choice
 from autoddp.training.placement import AGAIN, COUNTED, OTHERS
+from autoddp.view.redistribute import Boundary
 from benchmarks import never_slower
 from tests.support.cli import environ
 from tests.support.same import same_text
@@ -299,6 +300,48 @@ def test_nobody_averages_where_each_rank_computes_all():
 
     assert on_ranks(counted, placement="replicated") == [(True, 0)] * 2
     assert on_ranks(counted)[0][1] > 0
+
+
+def test_graphs_of_rows_are_counted_while_they_are_there():
+    """A backward asks whether one is left, and else leaves its graph unread."""
+
+    def counted(run):
+        model, found = mlp(), [len(Boundary.nodes)]
+        for way in (False, True):
+            run.view.replicates = way
+            loss = model(torch.randn(6, 5)).sort(0)[0].square().mean()  # gathers
+            found.append(len(Boundary.nodes))
+            kept = loss + 1
+            loss.backward()
+            del loss
+            found.append(len(Boundary.nodes))
+            del kept
+            found.append(len(Boundary.nodes))
+        return found
+
+    for before, made, kept, gone, *whole in on_ranks(counted):
+        assert 0 == before == gone < kept <= made
+        assert whole == [0, 0, 0]
+
+
+def test_weights_are_compared_where_nobody_averages():
+    """At one step of many, with parameters in another order on each rank, too."""
+
+    def drifts(run, at):
+        model = mlp()
+        parameters = [*model.parameters()]
+        optimizer = torch.optim.SGD(parameters[:: 1 - 2 * run.world.rank], 0.1)
+        for number in range(120):
+            if number == at and run.world.rank:
+                with torch.no_grad():
+                    parameters[0][0, 0] += 1
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.ones(4, 5)), torch.ones(4).long()).backward()
+            optimizer.step()
+
+    on_ranks(lambda run: drifts(run, None), placement="replicated")
+    with pytest.raises(AssertionError, match="is not the same on all ranks"):
+        on_ranks(lambda run: drifts(run, 30), placement="replicated")
 
 
 def test_averages_remain_on_ranks_that_may_not_be_alike():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autoddp.comm.context import Code
 from autoddp.errors import Disagreement
 from autoddp.training.loading.batches import WholeBatches
 from autoddp.training.loading.generators import DRAWS, OWN, DrawingBatch, holders
@@ -49,6 +50,9 @@ class RowBatches:
         """Return the next batch."""
         if self.trying:
             return self._first()
+        # after the first batch, which is compared
+        if self.sampler.in_memory and not self.sampler.whole and self.fetching.replicates():
+            return self._whole()
         batch, moved = self._fetched()
         if moved and self.plan.late_draws != OWN:
             self.plan.late_draws = moved
@@ -127,6 +131,15 @@ class RowBatches:
         drew = type(batch) is DrawingBatch
         batch, moved = (batch.batch, batch.source) if drew else (batch, self.fetching.moved)
         return batch, "" if self.own_draws and moved == DRAWS else moved
+
+    def _whole(self) -> Any:
+        """Return a batch of what is in memory where ranks share no work."""
+        with self.view.context.within(Code.PLAIN):
+            batch = next(self.inner)
+        if self.sizes[0][1]:  # the sampler was ahead
+            return self._wrapped(batch)
+        self.sizes.popleft()
+        return batch
 
     def _wrapped(self, batch: Any) -> Any:
         """Return a batch sharded, or whole where the placement asks for it."""

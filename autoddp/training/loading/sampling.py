@@ -79,8 +79,11 @@ class RowSampler:
             cut = sharded and number >= self.whole and not self.replicates()
             queue.append((sizes if sharded else None, cut))
             self.before_fetch(cut)
+            if not cut:
+                yield indices
+                continue
             start = sum(sizes[: self.rank])
-            yield indices[start : start + sizes[self.rank]] if cut else indices
+            yield indices[start : start + sizes[self.rank]]
 
 
 def seeds_of(loader: Any) -> torch.Generator:

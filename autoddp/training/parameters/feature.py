@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autoddp.patching import Call, Feature, patch
+from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.report import users_line
 from autoddp.torch_internals import SavedTensors, device_of, in_backward
 from autoddp.training.leaves import with_setter
@@ -148,14 +148,20 @@ class ShardedParameters(Feature):
 
         return staticmethod(__new__)
 
-    @patch("torch.autograd:backward", why="gathered parameters are freed at its end")
-    def free_after(self, call: Call) -> Any:
+    @patch("torch.autograd:backward", why="gathered parameters are freed at its end", hot=True)
+    def free_after(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Free gathered parameters at the end of a backward, but of one inside another."""
-        try:
-            return call.plain()
-        finally:
-            if not in_backward():
-                self.wholes.clear()
+        view = self.run.view
+
+        @stands_for(plain)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                if view.sharded_parameters and not in_backward():
+                    self.wholes.clear()
+
+        return backward
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {WHOLE}", hot=True)
     def apply(self, plain: Any) -> Any:
