@@ -39,22 +39,28 @@ class Consistency:
         self.steps = 0
         self._latest: dict[int, Tensor] = {}  # the leaves of the latest backward, by id
         self._stepped = True  # whether an optimizer has stepped since
+        self.unread = False  # whether its leaves were not read, as they are not compared
         self._compared: dict[int, weakref.ref[Tensor]] = {}  # by the id of the reference
 
     def note(self, leaves: list[Tensor]) -> None:
         """Note the leaves of a backward."""
         self._latest, self._stepped = {id(leaf): leaf for leaf in leaves}, False
+        self.unread = False
 
-    def forget(self) -> None:
-        """Forget the latest backward: steps compare what their optimizers have."""
-        self._latest, self._stepped = {}, True
+    def due(self) -> bool:
+        """Return whether the next backward is one whose leaves are compared."""
+        return _compared(self.steps + 1)
+
+    def skip(self) -> None:
+        """Note a backward that is not compared: its leaves are not read."""
+        self._latest, self._stepped, self.unread = {}, False, True
 
     def passes(self) -> bool:
-        """Count a step of which nothing is compared; return whether this is one."""
-        if self._latest or not self._stepped or _compared(self.steps + 1):
-            return False
-        self.steps += 1
-        return True
+        """Return whether this is a step behind a backward that is not compared."""
+        if self.unread and not self._stepped:
+            self._stepped = True
+            self.steps += 1
+        return self.unread
 
     def before_step(self, optimizer: Any, in_backward: bool) -> None:
         """Compare the leaves of the latest backward, if no optimizer has stepped since.
@@ -65,6 +71,8 @@ class Consistency:
         Raises:
             Disagreement: Gradients, weights or generators differ between ranks.
         """
+        if self.passes():
+            return
         if in_backward:
             self._latest = {}
         elif not self._stepped:

@@ -107,9 +107,9 @@ class Gradients(Feature):
 
         @stands_for(plain)
         def backward(*args: Any, **kwargs: Any) -> None:
-            if not self._alone(args):
+            if not self._alone(args) or self.consistency.due():
                 return self._averaged(Call(plain, args, kwargs))
-            self.consistency.forget()
+            self.consistency.skip()
             with self.view.context.within(Code.PLAIN):
                 return self.backwards.run_plain(plain, args, kwargs)
 
@@ -146,6 +146,7 @@ class Gradients(Feature):
         def grad(*args: Any, **kwargs: Any) -> Any:
             if not self._alone(args) or _held((args, kwargs)):
                 return self._true(Call(plain, args, kwargs))
+            self.consistency.unread = False  # gradients may be set by hand
             with self.view.context.within(Code.PLAIN):
                 return plain(*args, **kwargs)
 

@@ -42,7 +42,7 @@ def test_after_a_question_for_the_device_a_call_is_refused(tmp_path):
     path = jobs.script(DECORATED, tmp_path)
     run = jobs.alone(path, tmp_path, SIMULATED_ASKS="1")
     assert (run.code, run.out) == (1, "")
-    assert f"{REFUSED} `autoddp run --nproc 2 {path}`" in run.err
+    assert f"{REFUSED} `autoddp run --nproc 2 --placement sharded {path}`" in run.err
     run = jobs.ranks(path, tmp_path, SIMULATED_ASKS="1")
     assert (run.code, run.out) == (0, "12.000\n"), run.err
     assert "simccl (a simulated device for each rank)" in run.err
