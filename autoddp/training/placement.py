@@ -12,6 +12,7 @@ batches and graphs that are there remain, since the rules take any mixture.
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from autoddp.comm import accelerator
 from autoddp.patching import Feature
 from autoddp.torch_internals import disable_dynamo, no_torch_function
 from autoddp.training.parameters.choice import free_on
-from autoddp.training.step_costs import ON_ACCELERATOR, ON_CPU, Step
+from autoddp.training.step_costs import ON_ACCELERATOR, Step, on_cpus
 from autoddp.view.dispatch import counted
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ class Placement(Feature):
         counts.moved = self.group.gathered - self.before[1]
         mine = (p for group in optimizer.param_groups for p in group["params"])
         gradients = sum(p.numel() * p.dtype.itemsize for p in mine if p.requires_grad)
-        costs = ON_ACCELERATOR if self.group.kind else ON_CPU
+        here = self.run.world.local_world_size, len(os.sched_getaffinity(0))
+        costs = ON_ACCELERATOR if self.group.kind else on_cpus(*here)
         averaged = not self.view.computes_alike()
         shared, whole = counts.seconds(costs, self.group.size, gradients, averaged)
         predicted = shared > FASTER * whole

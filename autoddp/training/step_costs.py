@@ -8,7 +8,7 @@ operations and bytes need time by their number, which ranks share.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -55,6 +55,16 @@ ON_ACCELERATOR = Costs(
     operation=5e-14, byte=2e-12, function=8e-5, loop=5e-4,
     rule=3e-5, entry=2.5e-4, collective=1e-4, moved=1e-11, overlaps=True,
 )  # fmt: skip
+
+
+def on_cpus(ranks: int, cores: int) -> Costs:
+    """Return the costs on a machine's CPUs.
+
+    Where ranks take turns on its cores, a collective waits until each has had several turns: on two
+    cores it takes four times as long with four ranks as with two.
+    """
+    crowd = max(1.0, ranks / cores)
+    return replace(ON_CPU, collective=crowd**2 * ON_CPU.collective)
 
 
 @dataclass
