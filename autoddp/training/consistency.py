@@ -62,6 +62,10 @@ class Consistency:
             self.steps += 1
         return self.unread
 
+    def expect_any(self) -> None:
+        """Note that gradients may be set by hand from here, and not by a backward."""
+        self.unread = self.unread and not self._stepped
+
     def before_step(self, optimizer: Any, in_backward: bool) -> None:
         """Compare the leaves of the latest backward, if no optimizer has stepped since.
 

@@ -144,16 +144,16 @@ class Gradients(Feature):
 
         @stands_for(plain)
         def grad(*args: Any, **kwargs: Any) -> Any:
+            self.consistency.expect_any()
             if not self._alone(args) or _held((args, kwargs)):
-                return self._true(Call(plain, args, kwargs))
-            self.consistency.unread = False  # gradients may be set by hand
+                return self._true_gradients(Call(plain, args, kwargs))
             with self.view.context.within(Code.PLAIN):
                 return plain(*args, **kwargs)
 
         return grad
 
     @disable_dynamo
-    def _true(self, call: Call) -> Any:
+    def _true_gradients(self, call: Call) -> Any:
         """Compute true gradients.
 
         In transforms, and in a backward without sharded tensors, this calls torch alone.

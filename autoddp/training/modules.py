@@ -78,9 +78,11 @@ class Modules(Checkpoints):
                 return feature.on_whole(functools.partial(run, self), args, kwargs)
             if (entry.depth and not entry.rows) or context.is_plain() or not context.is_script():
                 return run(self, *args, **kwargs)
+            if _traced() or next(parameters(self), None) is None:
+                return run(self, *args, **kwargs)
             if view.replicates and run is plain:
                 return entry.whole(plain, self, args, kwargs)
-            if _traced() or capturing() or next(parameters(self), None) is None:
+            if capturing():
                 return run(self, *args, **kwargs)
             return entry.call(run, self, args, kwargs)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autoddp.training.parameters import choice
 from autoddp.training.placement import AGAIN, COUNTED, FASTER, OTHERS
@@ -345,6 +345,48 @@ def test_weights_are_compared_where_nobody_averages():
         on_ranks(lambda run: drifts(run, 30), placement="replicated")
 
 
+def test_gradients_that_are_set_by_hand_are_compared():
+    """Behind a training by backwards, too, of which nothing is compared."""
+
+    def drifts(run, asks=True):
+        model = mlp()
+        optimizer, parameters = sgd(model), [*model.parameters()]
+        for number in range(120):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(torch.ones(4, 5)), torch.ones(4).long())
+            if number < 20:
+                loss.backward()
+            else:
+                run.view.replicates = number < 60
+                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    p.grad = g + run.world.rank * asks
+            optimizer.step()
+
+    on_ranks(lambda run: drifts(run, asks=False), placement="replicated")
+    with pytest.raises(AssertionError, match="is not the same on all ranks"):
+        on_ranks(drifts, placement="replicated")
+
+
+def test_a_script_goes_on_after_a_sample_that_cannot_be_read():
+    """All ranks have fetched the same, and later batches are by rows again."""
+
+    def fetched(run=None):
+        indices = [*range(60)]
+        loader, found = DataLoader(TensorDataset(torch.arange(60.0)), 6, sampler=indices), []
+        found += [x.sum().item() for (x,) in loader]  # by rows
+        batches, indices[13] = iter(loader), 99
+        for number in range(10):
+            if run is not None:
+                run.view.replicates = number < 6
+            try:
+                found.append(next(batches)[0].sum().item())
+            except IndexError:
+                found.append("out of range")
+        return found
+
+    assert on_ranks(fetched) == [fetched()] * 2
+
+
 def test_averages_remain_on_ranks_that_may_not_be_alike():
     """On two nodes processors may differ, and an accelerator sums in any order."""
 
@@ -410,7 +452,7 @@ def python(warm, folder, script, *arguments):
 
 @TWO_OR_THREE
 def test_the_faster_way_is_chosen_and_said(run, warm, tmp_path, nproc):
-    got, said, decisions = run("gathers.py", options=("--placement", "auto"), nproc=nproc)
+    got, said, decisions = run("gathers.py", nproc=nproc)  # by default
     assert len(said) == len(decisions) == 1
     assert decisions[0].startswith("batches are replicated: a step of 55 functions, ")
     assert said[0].endswith("; --placement replicated does so from the start")

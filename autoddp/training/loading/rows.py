@@ -134,8 +134,12 @@ class RowBatches:
 
     def _whole(self) -> Any:
         """Return a batch of what is in memory where ranks share no work."""
-        with self.view.context.within(Code.PLAIN):
-            batch = next(self.inner)
+        try:
+            with self.view.context.within(Code.PLAIN):
+                batch = next(self.inner)
+        except Exception:  # which all ranks get, and after which a script may go on
+            self.sizes.clear()
+            raise
         if self.sizes[0][1]:  # the sampler was ahead
             return self._wrapped(batch)
         self.sizes.popleft()
