@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.context import Code
@@ -122,14 +123,21 @@ class EffectFeature(Feature):
     )
     def fetch_alone(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Fetch a batch; its reads and writes are those of this rank alone."""
-        context = self.context
+        context, fetches, internal = self.context, int(Code.FETCH), int(Code.INTERNAL)
 
         @stands_for(plain)
         def fetch(*args: Any, **kwargs: Any) -> Any:
-            on_thread = context.on_script_thread()
-            if (on_thread and context.passes_through()) or not context.in_job():
+            depth, on_thread = context.depth, get_ident() == context.thread
+            through = on_thread and (depth[fetches] or depth[internal])
+            if through or not context.in_job():
                 return plain(*args, **kwargs)
-            with context.within(Code.FETCH) if on_thread else context.internal():
+            if not on_thread:
+                with context.internal():
+                    return plain(*args, **kwargs)
+            depth[fetches] += 1  # as `within` does, which would cost a step more
+            try:
                 return plain(*args, **kwargs)
+            finally:
+                depth[fetches] -= 1
 
         return fetch

@@ -36,7 +36,7 @@ class Consistency:
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.steps = 0
+        self.steps, self.next = 0, 1  # steps so far, and the one that is compared next
         self._latest: dict[int, Tensor] = {}  # the leaves of the latest backward, by id
         self._stepped = True  # whether an optimizer has stepped since
         self.unread = False  # whether its leaves were not read, as they are not compared
@@ -47,13 +47,12 @@ class Consistency:
         self._latest, self._stepped = {id(leaf): leaf for leaf in leaves}, False
         self.unread = False
 
-    def due(self) -> bool:
-        """Return whether the next backward is one whose leaves are compared."""
-        return _compared(self.steps + 1)
-
-    def skip(self) -> None:
-        """Note a backward that is not compared: its leaves are not read."""
+    def skips(self) -> bool:
+        """Return whether a backward is not compared; if so, note it, as its leaves are not read."""
+        if self.steps + 1 >= self.next:
+            return False
         self._latest, self._stepped, self.unread = {}, False, True
+        return True
 
     def passes(self) -> bool:
         """Return whether this is a step behind a backward that is not compared."""
@@ -101,7 +100,8 @@ class Consistency:
 
     def _step(self, leaves: list[Tensor]) -> None:
         self.steps += 1
-        if _compared(self.steps):
+        if self.steps >= self.next:
+            self.next = _following(self.steps)
             self._compare(self.view.order.sorted(leaves))
             share_buffers(self.run)
 
@@ -119,8 +119,13 @@ class Consistency:
             self._compared[id(reference)] = reference
 
 
-def _compared(step: int) -> bool:
-    return step <= CHECKED or step % (EVERY if step < LATER else LATER) == 0
+def _following(step: int) -> int:
+    """Return the first step behind this one that is compared."""
+    if step < CHECKED:
+        return step + 1
+    if step < LATER:
+        return min((step // EVERY + 1) * EVERY, LATER)
+    return (step // LATER + 1) * LATER
 
 
 def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,7 @@ class Gradients(Feature):
 
     def _wholes(self, args: Any) -> list[Tensor]:
         """Return the roots of a backward if their graph may be the same on all ranks, else none."""
-        if not self.view.alike() or not args or self._plain() or _held(args):
+        if not self.view.alike or not args or self._plain() or _held(args):
             return []
         found = [args[0]] if isinstance(args[0], Tensor) else [*(args[0] or ())]
         return found if all(isinstance(x, Tensor) for x in found) else []
@@ -86,16 +87,15 @@ class Gradients(Feature):
     def _apart(self) -> bool:
         """Return whether ranks share no work, and this is no backward of the script."""
         return (
-            self.view.replicates
+            self.view.alike
             and not self.backwards.depth
-            and self.view.alike()
-            and self.view.context.on_script_thread()
+            and get_ident() == self.view.context.thread
             and not torch.compiler.is_compiling()
         )
 
     def _alone(self, args: Any) -> bool:
         """Return whether a backward is torch's alone: no graph on this rank leads from rows."""
-        return self._apart() and not Boundary.nodes and bool(args) and type(args[0]) is Tensor
+        return not Boundary.nodes and bool(args) and type(args[0]) is Tensor and self._apart()
 
     @patch(
         "torch.autograd:backward",
@@ -107,11 +107,9 @@ class Gradients(Feature):
 
         @stands_for(plain)
         def backward(*args: Any, **kwargs: Any) -> None:
-            if not self._alone(args) or self.consistency.due():
-                return self._averaged(Call(plain, args, kwargs))
-            self.consistency.skip()
-            with self.view.context.within(Code.PLAIN):
+            if self._alone(args) and self.consistency.skips():
                 return self.backwards.run_plain(plain, args, kwargs)
+            return self._averaged(Call(plain, args, kwargs))
 
         return backward
 
@@ -147,8 +145,7 @@ class Gradients(Feature):
             self.consistency.expect_any()
             if not self._alone(args) or _held((args, kwargs)):
                 return self._true_gradients(Call(plain, args, kwargs))
-            with self.view.context.within(Code.PLAIN):
-                return plain(*args, **kwargs)
+            return plain(*args, **kwargs)
 
         return grad
 

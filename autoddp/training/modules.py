@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from types import MethodDescriptorType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from autoddp import torch_internals
-from autoddp.comm.accelerator import capturing
 from autoddp.comm.context import Code
 from autoddp.patching import Call, patch, stands_for
 from autoddp.training.checkpoints import Checkpoints
@@ -62,31 +61,39 @@ class Modules(Checkpoints):
     def shard_inputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace `__call__` by a plain function: a wrapper would cost ten times as much."""
         feature, entry, context, view = self, self.entry, self.view.context, self.view
-        parameters = nn.Module.parameters  # a script may answer `parameters()` in its own way
+        known = entry.dims
 
         # `self`: torch.export names parameters by it
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return plain(self, *args, **kwargs)
-            run = plain
-            if self._compiled_call_impl is not None or "_orig_mod" in self._modules:
-                alone = context.is_plain() or view.replicates
-                if alone and not holds_parts(args, kwargs):
-                    return plain(self, *args, **kwargs)  # torch.export may be tracing
-                run = feature.compiled(self)
-            if self._backward_hooks and self._is_full_backward_hook is False:
-                return feature.on_whole(functools.partial(run, self), args, kwargs)
-            if (entry.depth and not entry.rows) or context.is_plain() or not context.is_script():
-                return run(self, *args, **kwargs)
-            if _traced() or next(parameters(self), None) is None:
-                return run(self, *args, **kwargs)
-            if view.replicates and run is plain:
-                return entry.whole(plain, self, args, kwargs)
-            if capturing():
-                return run(self, *args, **kwargs)
-            return entry.call(run, self, args, kwargs)
+            compiled = self._compiled_call_impl is not None or "_orig_mod" in self._modules
+            if compiled or self._backward_hooks:
+                return feature.special(plain, self, args, kwargs)
+            if entry.depth and not entry.rows:
+                return plain(self, *args, **kwargs)
+            # ranks that share no work leave what they know to torch: what follows costs time, too
+            if view.alike and ref(self) in known and get_ident() == context.thread:
+                entry.depth = 1
+                try:
+                    return plain(self, *args, **kwargs)
+                finally:
+                    entry.depth = 0
+            return entry.call(plain, self, args, kwargs)
 
         return __call__
+
+    def special(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module that is compiled, or that has hooks on its backward."""
+        run = plain
+        if _is_compiled(module):
+            alone = self.view.context.is_plain() or self.view.replicates
+            if alone and not holds_parts(args, kwargs):
+                return plain(module, *args, **kwargs)  # torch.export may be tracing
+            run = self.compiled(module)
+        if module._backward_hooks and module._is_full_backward_hook is False:
+            return self.on_whole(functools.partial(run, module), args, kwargs)
+        return self.entry.call(run, module, args, kwargs, shards=run is not plain)
 
     @patch(
         "torch.autograd.graph:saved_tensors_hooks.__enter__",
@@ -262,8 +269,8 @@ class Modules(Checkpoints):
         return has_torch_function
 
 
-def _traced() -> bool:
-    return bool(torch_internals.traced()) or torch_internals.transform() is not None
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _seen(x: Any) -> Any:

@@ -16,6 +16,7 @@ import os
 import resource
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -98,26 +99,21 @@ class Placement(Feature):
         self.stepping = True
 
     def _end(self, optimizer: Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling() or not self._passes(optimizer):
-            self._step(optimizer)
-
-    def _passes(self, optimizer: Optimizer) -> bool:
-        """Count a step that decides nothing; return whether this is one."""
         loop = self.loop
         if (
-            not self.stepping
+            torch.compiler.is_compiling()
+            or not self.stepping
             or self.current is None
             or self.current() is not optimizer
             or loop.step >= loop.next - COUNTED
             or self.group.kind
-            or torch_internals.in_backward()
-            or not self.view.context.on_script_thread()
+            or get_ident() != self.view.context.thread
         ):
-            return False
-        self.stepping = False
+            return self._step(optimizer)
+        self.stepping = False  # all that a step does which decides nothing
         self.others = 0
         loop.step += 1
-        return True
+        return None
 
     @disable_dynamo
     def _step(self, optimizer: Optimizer) -> None:

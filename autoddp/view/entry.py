@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoddp.comm.accelerator import capturing
 from autoddp.report import users_line
+from autoddp.torch_internals import traced, transform
 from autoddp.view.aliases import Base
 from autoddp.view.containers import Copies, is_container, leaves_of
 from autoddp.view.redistribute import shard
@@ -56,16 +58,41 @@ class ModuleEntry:
         self.view = view
         self.depth = self.rows = 0
         self.where: tuple[nn.Module, str] | None = None  # a call to report once it is sharded
-        self.dims: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+        # guesses by module; of weak references, as asking a dictionary made of them costs a call
+        self.dims: dict[weakref.ref[nn.Module], list[int]] = {}
         # modules that could not use the rows of what their containers hold
         self.flat: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._inside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors made of arrays, sharded
 
     def call(
+        self,
+        run: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        shards: bool = False,
+    ) -> Any:
+        """Call `run(module, *args, **kwargs)`, in an outermost call after sharding the batch.
+
+        With `shards`, also where ranks share no work.
+        """
+        context = self.view.context
+        if (self.depth and not self.rows) or context.is_plain() or not context.is_script():
+            return run(module, *args, **kwargs)
+        # a script may answer `parameters()` in its own way
+        if _traced() or next(nn.Module.parameters(module), None) is None:
+            return run(module, *args, **kwargs)
+        if self.view.replicates and not shards:
+            return self._whole(run, module, args, kwargs)
+        if capturing():
+            return run(module, *args, **kwargs)
+        return self._sharding(run, module, args, kwargs)
+
+    def _sharding(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Call `run(module, *args, **kwargs)` after sharding plain tensors that hold the batch."""
+        """Call a module after sharding plain tensors that hold the batch."""
         if self.depth:
             return run(module, *map(self._row_wise, args), **kwargs)
         dims = self._batch_dims(module)
@@ -86,18 +113,16 @@ class ModuleEntry:
         self._learn(module, dims, batch, out)
         return out if batch.copies is None else batch.copies.original(out)
 
-    def whole(
+    def _whole(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Call a module in which ranks share no work: nothing is sharded."""
-        if module not in self.dims:
-            self._batch_dims(module)
-        self.depth, work = 1, self.view.work.turn(WHOLE)
+        self._batch_dims(module)
+        self.depth = 1
         try:
             return run(module, *args, **kwargs)
         finally:
             self.depth = 0
-            self.view.work.turn(work)
 
     def _learn(self, module: nn.Module, dims: list[int], batch: Batch, out: Any) -> None:
         """Take the next guess if a result of the module is on no rank's rows."""
@@ -118,12 +143,13 @@ class ModuleEntry:
         module may transpose its inputs itself, and the next call tries 0. The first call also
         records the order of the module's parameters.
         """
-        guesses = self.dims.get(module)
+        guesses = self.dims.get(weakref.ref(module))
         if guesses is None:
             self.view.order.note(nn.Module.parameters(module))
             self.view.recent_modules.append(weakref.ref(module))
             flags = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
-            guesses = self.dims[module] = [1, 0, 1] if False in flags else [0]
+            guesses = [1, 0, 1] if False in flags else [0]
+            self.dims[weakref.ref(module, self.dims.pop)] = guesses
         return guesses
 
     def _sharded(self, module: nn.Module, dim: int, values: list[Any]) -> Batch:
@@ -202,3 +228,7 @@ def ndarray() -> Any:
     """Return numpy's class of arrays, or no class if the script has not imported it."""
     numpy = sys.modules.get("numpy")
     return () if numpy is None else numpy.ndarray
+
+
+def _traced() -> bool:
+    return bool(traced()) or transform() is not None

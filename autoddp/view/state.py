@@ -14,7 +14,7 @@ from autoddp.torch_internals import current_node, in_function
 from autoddp.view.order import Order
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.shard_sizes import ShardSizes, even_sizes
-from autoddp.view.work import SHARDED, WHOLE, Work
+from autoddp.view.work import ELSEWHERE, REPLICATED, SHARDED, WHOLE, Work
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
@@ -35,7 +35,7 @@ class View:
         sharded_parameters: Whether parameters of this job are sharded.
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
-        replicates: Whether new batches stay whole, as ranks share no work, see `Placement`.
+        alike: Whether batches stay whole, and ranks compute the same of them to the last bit.
         counts: What is counted of the step that runs; None in almost all steps.
     """
 
@@ -59,7 +59,7 @@ class View:
         self.streams: dict[torch.device, Tensor] = {}
         self.held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.again: Any = None
-        self.replicates = False
+        self.alike = self._replicates = False
         self.counts: Any = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
@@ -79,9 +79,22 @@ class View:
         for base in [*self.held]:
             base.sync()
 
-    def alike(self) -> bool:
-        """Return whether ranks compute whole batches, and the same of them to the last bit."""
-        return self.replicates and not self.sharded_parameters and self.computes_alike()
+    @property
+    def replicates(self) -> bool:
+        """Return whether new batches stay whole, as ranks share no work, see `Placement`."""
+        return self._replicates
+
+    @replicates.setter
+    def replicates(self, value: bool) -> None:
+        """Set it, and `alike`, which a step asks several times."""
+        if value != self._replicates:
+            self.work.turn(REPLICATED if value else ELSEWHERE)
+        self._replicates = value
+        self.alike = value and not self.sharded_parameters and self.computes_alike()
+
+    def shard_parameters(self) -> None:
+        """Note that parameters of this job are sharded from now on."""
+        self.sharded_parameters, self.alike = True, False
 
     def computes_alike(self) -> bool:
         """Return whether ranks compute the same bits.

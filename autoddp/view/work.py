@@ -9,13 +9,16 @@ if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
 ELSEWHERE, SHARDED, WHOLE, BACKWARD = "elsewhere", "sharded", "whole", "backward"
+REPLICATED = "replicated"
+KINDS = (ELSEWHERE, SHARDED, WHOLE, BACKWARD, REPLICATED)
 
 
 class Work:
     """Seconds of each kind of work; nested work counts once, for the innermost kind.
 
     Inside a module's call the kind is `SHARDED`; a function that gathers sets it to `WHOLE`, and
-    the next function on local shards sets it back.
+    the next function on local shards sets it back. Where ranks share no work, all of it is
+    `REPLICATED`.
 
     Attributes:
         kind: The current kind.
@@ -24,7 +27,7 @@ class Work:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.kind, self._since = ELSEWHERE, perf_counter()
-        self.seconds = dict.fromkeys((ELSEWHERE, SHARDED, WHOLE, BACKWARD), 0.0)
+        self.seconds = dict.fromkeys(KINDS, 0.0)
 
     def turn(self, kind: str) -> str:
         """Count time for this kind from now on; return the previous kind, to restore it."""
@@ -35,7 +38,8 @@ class Work:
 
     def share(self) -> float | None:
         """Return the fraction of the work in modules that was sharded, None without any work."""
-        shared, whole = self.seconds[SHARDED] * self._group.size, self.seconds[WHOLE]
+        shared = self.seconds[SHARDED] * self._group.size
+        whole = self.seconds[WHOLE] + self.seconds[REPLICATED]
         return shared / (shared + whole) if shared + whole else None
 
     def _now(self) -> float:

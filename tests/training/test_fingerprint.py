@@ -77,14 +77,15 @@ def steps(count):
 
 
 @pytest.mark.parametrize("what", DRIFTS)
-def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, tmp_path):
+def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, tmp_path, monkeypatch):
+    monkeypatch.setattr(consistency, "EVERY", consistency.CHECKED + 2)
+
     def script(rank):
         model, optimizer = steps(consistency.CHECKED)
         if rank == 2:
             DRIFTS[what](model)
         path = tmp_path / "model.pt"
         saved = said(lambda: torch.save(model.state_dict(), path))
-        consistency.EVERY = consistency.CHECKED + 2  # steps from here
         model.zero_grad()
 
         def step():

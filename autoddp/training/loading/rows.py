@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autoddp.comm.context import Code
 from autoddp.errors import Disagreement
 from autoddp.training.loading.batches import WholeBatches
 from autoddp.training.loading.generators import DRAWS, OWN, DrawingBatch, holders
@@ -50,8 +49,9 @@ class RowBatches:
         """Return the next batch."""
         if self.trying:
             return self._first()
+        sampler = self.sampler
         # after the first batch, which is compared
-        if self.sampler.in_memory and not self.sampler.whole and self.fetching.replicates():
+        if sampler.in_memory and not sampler.whole and self.fetching.replicates():
             return self._whole()
         batch, moved = self._fetched()
         if moved and self.plan.late_draws != OWN:
@@ -83,7 +83,7 @@ class RowBatches:
     def _fall_back(self, plan: Plan, batch: Any) -> Any:
         """Return the first batch in the way of `plan`, and let a successor provide all others."""
         job = self.job
-        self.sampler.whole, self.sampler.before_fetch = math.inf, lambda cut: None
+        self.sampler.whole, self.sampler.before_fetch = math.inf, None
         if self.loader.num_workers:
             self.successor = self._restarted(plan)
             return self.successor.next()
@@ -135,8 +135,7 @@ class RowBatches:
     def _whole(self) -> Any:
         """Return a batch of what is in memory where ranks share no work."""
         try:
-            with self.view.context.within(Code.PLAIN):
-                batch = next(self.inner)
+            batch = next(self.inner)
         except Exception:  # which all ranks get, and after which a script may go on
             self.sizes.clear()
             raise

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,14 +38,15 @@ class RowSampler:
         sizes: Of each batch the rows of each rank, None if some have none, and whether it is cut.
         replicates: Returns whether the next batch is fetched whole, see `Placement`.
         in_memory: Whether samples are, so that `replicates` may say so.
-        before_fetch: Called when the script's sampler has yielded a batch; gets whether it is cut.
+        before_fetch: Called, if given, when the script's sampler has yielded a batch; gets whether
+            it is cut.
         whole: The number of batches at the beginning that stay whole.
         seen: The batches of indices of a pass until the script has its first batch; else None.
     """
 
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
         self.batches, self.ranks, self.rank = batches, ranks, rank
-        self.before_fetch: Callable[[bool], object] = lambda cut: None
+        self.before_fetch: Callable[[bool], object] | None = None
         self.sizes: deque[tuple[tuple[int, ...] | None, bool]] = deque()
         self.replicates: Callable[[], bool] = bool
         self.in_memory = False
@@ -78,7 +80,8 @@ class RowSampler:
             sharded = bool(sizes[-1])  # the last rank has the fewest rows
             cut = sharded and number >= self.whole and not self.replicates()
             queue.append((sizes if sharded else None, cut))
-            self.before_fetch(cut)
+            if self.before_fetch is not None:
+                self.before_fetch(cut)
             if not cut:
                 yield indices
                 continue
@@ -145,16 +148,17 @@ class Fetching:
         sampler.whole = whole
         if watched is None and not loader.num_workers:  # else ranks fetch rows, and gather them
             sampler.replicates, sampler.in_memory = self.replicates, True
-        context, here = self.run.group.context, not loader.num_workers
+        context = self.run.group.context
         draws = own_draws or watched is not None
 
         def before_fetch(cut: bool) -> None:
-            if here and draws and context.on_script_thread():
+            if context.on_script_thread():
                 self.outside, self.cut = Generators(watched or []), cut
                 if own_draws and cut:
                     self._seed()
 
-        sampler.before_fetch = before_fetch
+        if draws and not loader.num_workers:
+            sampler.before_fetch = before_fetch
         # batches may come in any order, and ranks need the same
         changes = self._workers(loader) | {"batch_sampler": sampler, "in_order": True}
         if own_draws:
@@ -190,7 +194,8 @@ class Fetching:
 
     def replicates(self) -> bool:
         """Return whether batches are to be whole: not in a thread, which has no common moment."""
-        return self.run.view.replicates and self.run.group.context.on_script_thread()
+        view = self.run.view
+        return (view.alike or view.replicates) and get_ident() == view.context.thread
 
     def _seed(self) -> None:
         """Seed the generators for one fetch of this rank."""

@@ -58,9 +58,13 @@ class ShardedParameters(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """Free what is gathered, and compare what was written, before each step of an optimizer."""
-        clear = register_optimizer_step_pre_hook(lambda *_: self.wholes.before_step())
+        clear = register_optimizer_step_pre_hook(self._before_step)
         undo.callback(clear.remove)
         self.run.effects.saving = functools.partial(saving, self.wholes)
+
+    def _before_step(self, *_: Any) -> None:
+        if self.run.view.sharded_parameters:
+            self.wholes.before_step()
 
     def _applies(self) -> bool:
         context = self.run.view.context

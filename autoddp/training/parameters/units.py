@@ -135,7 +135,7 @@ class Sharding:
             members.append(self._one(p, layout, unit, n))
         unit.fill(members)
         if not self.wholes.view.sharded_parameters:
-            self.wholes.view.sharded_parameters = True
+            self.wholes.view.shard_parameters()
             give_back_memory(os.environ)
         self.elements += sum(offsets[-1:]) + parameters[-1].numel()
 
