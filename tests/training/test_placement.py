@@ -325,6 +325,20 @@ def test_graphs_of_rows_are_counted_while_they_are_there():
         assert whole == [0, 0, 0]
 
 
+def test_ranks_that_share_parameters_are_not_left_to_torch():
+    def alike(run):
+        model, found = mlp(), [run.view.alike]
+        sgd(model)  # shards them
+        found.append(run.view.alike)
+        run.view.replicates = False
+        run.view.replicates = True
+        return [*found, run.view.alike]
+
+    sharded = on_ranks(alike, placement="replicated", parameters="sharded")
+    assert sharded == [[True, False, False]] * 2
+    assert on_ranks(alike, placement="replicated") == [[True, True, True]] * 2
+
+
 def test_weights_are_compared_where_nobody_averages():
     """At one step of many, with parameters in another order on each rank, too."""
 
