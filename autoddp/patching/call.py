@@ -31,9 +31,34 @@ def _utime(
     """Provide the signature of `os.utime`, which has none as a C function."""
 
 
-@lru_cache(maxsize=256)
-def _signature(function: Any) -> inspect.Signature:
-    return inspect.signature(_utime if function is posix.utime else function)
+class Binding:
+    """The signature of a function, to find the arguments of calls by name.
+
+    `Signature.bind` makes fifty calls of Python for a function of six parameters.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.signature = inspect.signature(_utime if function is posix.utime else function)
+        parameters = self.signature.parameters.values()
+        either, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        self.simple = all(p.kind in (either, named) for p in parameters)  # none is `*args`
+        self.names = [p.name for p in parameters]
+        self.positional = sum(p.kind is either for p in parameters)
+        self.required = {p.name for p in parameters if p.default is p.empty}
+
+    def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments:
+        """Do what `Signature.bind` does."""
+        given = dict(zip(self.names, args, strict=False))
+        fits = len(args) <= self.positional and given.keys().isdisjoint(kwargs)
+        given |= kwargs
+        if not (self.simple and fits and self.required <= given.keys() <= {*self.names}):
+            return self.signature.bind(*args, **kwargs)
+        if kwargs:
+            given = {name: given[name] for name in self.names if name in given}
+        return inspect.BoundArguments(self.signature, given)
+
+
+_binding = lru_cache(maxsize=256)(Binding)
 
 
 class Call:
@@ -70,8 +95,8 @@ class Call:
             self.wrapped.__self__, ModuleType
         )
         try:
-            signature = _signature(function) if cached else inspect.signature(self.wrapped)
-            return signature.bind(*bound, *self.args, **self.kwargs)
+            binding = _binding(function) if cached else Binding(self.wrapped)
+            return binding.bind((*bound, *self.args), self.kwargs)
         except (TypeError, ValueError):  # ValueError: a C function without a signature
             return None  # the call raises a better error
 

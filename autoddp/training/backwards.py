@@ -195,8 +195,12 @@ def _without_gradient(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[list
     def note() -> None:
         without[:] = without or [leaf for leaf in leaves if gradient_of(leaf) is None]
 
+    def first(_: object) -> None:
+        torch_internals.after_backward(note)
+
+    # of nodes where there are some: that of tensors is patched, for hooks of the script
     hooks = [
-        top.register_hook(lambda _: torch_internals.after_backward(note))
+        top.register_hook(first) if top.grad_fn is None else top.grad_fn.register_prehook(first)
         for top in tops
         if top.requires_grad
     ]

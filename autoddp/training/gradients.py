@@ -187,16 +187,9 @@ class Gradients(Feature):
         leaf = (
             isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor) and tensor.is_leaf
         )
-        if (
-            not leaf
-            or is_shard(tensor)
-            or self._plain()
-            or len(call.args) != 1
-            or call.kwargs
-            or _ours(call.args[0])
-        ):
+        hook = call.named.get("hook") if leaf else None
+        if hook is None or is_shard(tensor) or self._plain() or _ours(hook):
             return call.plain()
-        hook = call.args[0]
         if call.wrapped.__name__ == "register_hook":
             return call.wrapped(
                 lambda g: hook(

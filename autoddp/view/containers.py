@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from torch import Tensor
+
 MANY = 1000  # items of a container that is not looked into
 ABSENT = object()
 NUMBERS = {int, float, bool, str, bytes}  # a list of them holds no batch
@@ -27,6 +29,8 @@ def leaves_of(values: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 def is_container(x: Any) -> bool:
     """Return whether a value is a container that may hold a batch."""
+    if isinstance(x, Tensor):  # in almost all calls
+        return False
     kind = type(x)
     if kind in (list, tuple) or _is_namedtuple(kind):  # no `Size`, nor a packed sequence
         return 0 < len(x) <= MANY and type(x[0]) not in NUMBERS

@@ -81,11 +81,12 @@ class ModuleEntry:
         if (self.depth and not self.rows) or context.is_plain() or not context.is_script():
             return run(module, *args, **kwargs)
         # a script may answer `parameters()` in its own way
-        if _traced() or next(nn.Module.parameters(module), None) is None:
+        known = weakref.ref(module) in self.dims or next(nn.Module.parameters(module), None)
+        if _traced() or known is None:
             return run(module, *args, **kwargs)
         if self.view.replicates and not shards:
             return self._whole(run, module, args, kwargs)
-        if capturing():
+        if self.view.group.kind and capturing():
             return run(module, *args, **kwargs)
         return self._sharding(run, module, args, kwargs)
 
@@ -154,7 +155,7 @@ class ModuleEntry:
 
     def _sharded(self, module: nn.Module, dim: int, values: list[Any]) -> Batch:
         """Return the arguments, with plain tensors of the batch's size sharded."""
-        inside = module not in self.flat and any(map(is_container, values))
+        inside = any(map(is_container, values)) and module not in self.flat
         leaves = [*leaves_of(values)] if inside else values
         lead = next((x for x in leaves if type(x) is ShardedTensor), None)
         if lead is None and self.view.replicates:

@@ -34,6 +34,8 @@ class Order:
     def positions(self, leaves: Sequence[Tensor]) -> list[int]:
         """Return the positions of leaves in the order in which `sorted` returns them."""
         numbers = [*map(self._number, leaves)]
+        if None not in numbers:
+            return sorted(range(len(numbers)), key=numbers.__getitem__)  # type: ignore[arg-type]
         return sorted(range(len(numbers)), key=lambda k: (numbers[k] is None, numbers[k] or 0))
 
     def _number(self, leaf: Tensor) -> int | None:

@@ -76,7 +76,7 @@ class View:
 
     def pull(self) -> None:
         """Copy what the script has written into gathered memory: a backward reads saved rows."""
-        for base in [*self.held]:
+        for base in [*self.held] if self.held else ():
             base.sync()
 
     @property

@@ -140,7 +140,7 @@ def all_are_taken_away(it):
 def hooks_on_parameters(it):
     seen = []
     it.model[0].weight.register_hook(lambda g: seen.append(g.clone()))
-    it.model[0].bias.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    it.model[0].bias.register_hook(hook=lambda g: g.clamp(-0.01, 0.01))
     it.model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
     it.backward()
     return seen
