@@ -138,16 +138,18 @@ def move_dims(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("flatten", "unflatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Flatten the local rows like the whole batch; unflatten by `reshape`."""
+    """Flatten the local rows like the whole batch; unflatten their own dimension by `reshape`."""
     me = args[0]
     if not is_sharded(me) or not me.numel():
         return NotImplemented
     shape = list(func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape)
-    if func.__name__ == "unflatten":
-        return me.reshape(shape)
     placement = _regrouped(me, shape)
     if placement is None:
         return NotImplemented
+    if func.__name__ == "unflatten":
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(dim, int) or dim % me.dim() == me.shard_dim or me.sizes.blocks > 1:
+            return me.reshape(shape)  # the sizes that were given are of the whole
     return view_or_copy(LocalCall(args, kwargs, placement, MAYBE), func, args, kwargs)
 
 
