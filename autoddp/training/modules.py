@@ -74,11 +74,11 @@ class Modules(Checkpoints):
                 return plain(self, *args, **kwargs)
             # ranks that share no work leave what they know to torch: what follows costs time, too
             if view.alike and ref(self) in known and get_ident() == context.thread:
-                entry.depth = 1
+                depth, entry.depth = entry.depth, 1
                 try:
                     return plain(self, *args, **kwargs)
                 finally:
-                    entry.depth = 0
+                    entry.depth = depth
             return entry.call(plain, self, args, kwargs)
 
         return __call__

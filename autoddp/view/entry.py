@@ -119,11 +119,11 @@ class ModuleEntry:
     ) -> Any:
         """Call a module in which ranks share no work: nothing is sharded."""
         self._batch_dims(module)
-        self.depth = 1
+        depth, self.depth = self.depth, 1
         try:
             return run(module, *args, **kwargs)
         finally:
-            self.depth = 0
+            self.depth = depth
 
     def _learn(self, module: nn.Module, dims: list[int], batch: Batch, out: Any) -> None:
         """Take the next guess if a result of the module is on no rank's rows."""

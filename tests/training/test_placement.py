@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import count, cycle
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from autoddp.training import placement
 from autoddp.training.parameters import choice
 from autoddp.training.placement import AGAIN, COUNTED, FASTER, OTHERS
 from autoddp.training.step_costs import Step, on_cpus
@@ -548,6 +550,17 @@ def test_four_ranks_on_two_cores_wait_longer_for_each_other():
     crowded, free = (step.seconds(on_cpus(4, cores), 4, 0, False) for cores in (2, 8))
     assert crowded[0] > free[0]
     assert crowded[1] == free[1]
+
+
+def test_the_prediction_is_for_the_cores_that_ranks_may_use():
+    def counted(run):
+        asked = []
+        placement.on_cpus = lambda *given: asked.append(given) or on_cpus(*given)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        chosen(run)
+        return asked
+
+    assert on_ranks(counted, placement="auto") == [[(2, 1)]] * 2
 
 
 def test_all_ranks_change_at_the_same_step():
