@@ -84,7 +84,7 @@ def test_ranks_fetch_each_row_once_in_order(lengths, ranks):
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[0] - sizes[-1] <= 1
     for sampler in samplers:
-        assert [None if s is None else sum(s) for s, _ in sampler.sizes] == [
+        assert [None if s is None else sum(s) for s, *_ in sampler.sizes] == [
             n if n >= ranks else None for n in lengths
         ]
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import itertools
 import os
+import re
 import sys
 import unittest.mock
 from contextlib import ExitStack
 from types import ModuleType
 
 import pytest
+import torch
 
 from autoddp.errors import PatchTargetMissing
 from autoddp.options import Options
 from autoddp.patching import ABSENT, Feature, Installation, find, patch
+from autoddp.patching.call import Binding
 from autoddp.process.features import FEATURES
 from autoddp.process.session import session
 from autoddp.report import Report
@@ -204,3 +209,30 @@ def test_a_name_imported_before_is_replaced_and_put_back(monkeypatch):
     assert library.act is plain
     with Installation([Act(None)]):
         assert script.own_name() == "plain"
+
+
+def all_named(a, b=2, *, c, d=4):
+    """Parameters that all have names."""
+
+
+def open_ended(a, /, b=2, *more, c=3, **others):
+    """Others."""
+
+
+@pytest.mark.parametrize("function", [all_named, open_ended, torch.autograd.backward])
+def test_arguments_are_bound_as_python_binds_them(function):
+    binding = Binding(function)
+    names = [*binding.names[:4], "z"]
+    for count, some in itertools.product(range(4), range(2 ** len(names))):
+        args = [*"xyz"][:count]
+        kwargs = {name: name for n, name in enumerate(names) if some >> n & 1}
+        try:
+            want = inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            with pytest.raises(TypeError, match=re.escape(str(error))):
+                binding.bind(args, kwargs)
+        else:
+            found = binding.bind(args, kwargs)
+            assert [*found.arguments.items()] == [*want.arguments.items()]
+            assert found.args == want.args
+            assert found.kwargs == want.kwargs

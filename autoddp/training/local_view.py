@@ -80,7 +80,7 @@ class LocalView(Feature):
     def _fetched(self, sizes: deque[Any], inner: Any) -> Any:
         """Fetch this rank's rows of the next batch."""
         batch = self.fetching.fetch(inner)
-        (rows, _), world = sizes.popleft(), self.run.world
+        (rows, *_), world = sizes.popleft(), self.run.world
         self.share = 1.0 if rows is None else rows[world.rank] * world.world_size / sum(rows)
         return batch
 

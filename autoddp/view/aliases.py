@@ -69,6 +69,8 @@ class Base:
         whole: All rows, with a graph like that of `rows`; None until it is needed.
         exported: Whether the script may hold plain tensors that are views of the whole.
         raw: Whether the script may write there without torch seeing it.
+        counted: How many elements of the whole are not some value: the version of the rows for
+            which that holds, the value, and the number; None if nobody has counted them.
     """
 
     whole: Tensor | None = None
@@ -77,6 +79,7 @@ class Base:
     # of the base without a source, which stands for all in this memory
     exported = raw = False
     writes = 0
+    counted: tuple[int, int, int] | None = None
     copies: weakref.WeakValueDictionary[int, Tensor] | None = None  # by `id`: views gathered alone
     detached: weakref.WeakValueDictionary[int, Base] | None = None  # by `id`, in order
 

@@ -36,6 +36,7 @@ class View:
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
         alike: Whether batches stay whole, and ranks compute the same of them to the last bit.
+        ignored: The targets that the latest loss to wait for their number ignores; None before.
         counts: What is counted of the step that runs; None in almost all steps.
     """
 
@@ -61,6 +62,7 @@ class View:
         self.again: Any = None
         self.alike = self._replicates = False
         self.counts: Any = None
+        self.ignored: int | None = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 
     def even_sizes(self, total: int) -> ShardSizes:

@@ -19,6 +19,7 @@ from autoddp.training.loading.generators import DRAWS, OWN, DrawingBatch, holder
 from autoddp.training.loading.plan import EACH, MORE, REASONS, ROWS, THREAD, Plan
 from autoddp.training.loading.sampling import RowSampler, changed, seeds_of
 from autoddp.training.loading.shared import SharedBatches
+from autoddp.training.loading.targets import note_ignored
 from autoddp.view import ShardedTensor
 from autoddp.view.redistribute import all_gather_rows
 
@@ -157,7 +158,7 @@ class RowBatches:
             )
         self.sampler.whole, self.sampler.seen = 0, None
         self.job.first.compare(self.loader, self.plan.where, batch)
-        (sizes, cut), replicated = self.sizes.popleft(), self.fetching.replicates()
+        (sizes, cut, indices), replicated = self.sizes.popleft(), self.fetching.replicates()
         if sizes is None or (replicated and not cut):
             return batch
         cuts, counts = self.view.shard_sizes(sizes), self.view.counts
@@ -171,5 +172,8 @@ class RowBatches:
             return row
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
-            return [rows(x) for x in batch]  # the usual form; three times as fast
+            made = [rows(x) for x in batch]  # the usual form; three times as fast
+            if self.view.ignored is not None and self.sampler.in_memory:
+                note_ignored(made, self.loader.dataset, indices, self.view.ignored)
+            return made
         return tree_map(rows, batch)

@@ -35,7 +35,8 @@ class RowSampler:
     ranks is whole on all of them.
 
     Attributes:
-        sizes: Of each batch the rows of each rank, None if some have none, and whether it is cut.
+        sizes: Of each batch the rows of each rank, None if some have none, whether it is cut, and
+            its indices.
         replicates: Returns whether the next batch is fetched whole, see `Placement`.
         in_memory: Whether samples are, so that `replicates` may say so.
         before_fetch: Called, if given, when the script's sampler has yielded a batch; gets whether
@@ -47,7 +48,7 @@ class RowSampler:
     def __init__(self, batches: Any, ranks: int, rank: int) -> None:
         self.batches, self.ranks, self.rank = batches, ranks, rank
         self.before_fetch: Callable[[bool], object] | None = None
-        self.sizes: deque[tuple[tuple[int, ...] | None, bool]] = deque()
+        self.sizes: deque[tuple[tuple[int, ...] | None, bool, list[Any]]] = deque()
         self.replicates: Callable[[], bool] = bool
         self.in_memory = False
         self.whole: float = 0
@@ -79,7 +80,7 @@ class RowSampler:
             sizes = even_sizes(len(indices), self.ranks)
             sharded = bool(sizes[-1])  # the last rank has the fewest rows
             cut = sharded and number >= self.whole and not self.replicates()
-            queue.append((sizes if sharded else None, cut))
+            queue.append((sizes if sharded else None, cut, indices))
             if self.before_fetch is not None:
                 self.before_fetch(cut)
             if not cut:

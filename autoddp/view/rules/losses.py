@@ -20,6 +20,7 @@ from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import uncached_rule
 
 IGNORED = -100  # torch's default ignore_index
+SAME = ("view", "reshape", "flatten", "squeeze", "unsqueeze")  # views of all elements
 LOW = (torch.float16, torch.bfloat16)
 
 
@@ -164,10 +165,25 @@ def _mean(
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
     if weight is None and not is_sharded(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
+    known = _counted(target, ignore) if weight is None else None
+    if known is not None:
+        return mean_of(total, known, view, dtype, node)
     real = local != ignore
-    if weight is not None:
+    if weight is None:
+        view.ignored = ignore
+    else:
         real = weight[local.where(real, 0)].mul(real)
     both = torch.stack([total.detach(), real.sum(dtype=total.dtype)])
     every, count = view.group.all_reduce(both).unbind()
     mean, local = ((x / count).to(dtype) for x in (every, total))
     return with_node_name(SumOverRanks, node).apply(local, view.group, mean)
+
+
+def _counted(target: ShardedTensor, ignore: int) -> int | None:
+    """Return how many targets of the whole batch are not ignored, if that is known, see `Base`."""
+    base = target.base
+    if base is None or base.counted is None or base.exported or base.source is not None:
+        return None
+    version, value, count = base.counted
+    kept = all(step[0].__name__ in SAME for step in target.path)
+    return count if kept and value == ignore and version == base.rows._version else None
