@@ -134,7 +134,7 @@ class EffectFeature(Feature):
             if not on_thread:
                 with context.internal():
                     return plain(*args, **kwargs)
-            depth[fetches] += 1  # as `within` does, which would cost a step more
+            depth[fetches] += 1  # as `within` does, which makes four calls
             try:
                 return plain(*args, **kwargs)
             finally:

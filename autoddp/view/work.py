@@ -38,6 +38,7 @@ class Work:
 
     def share(self) -> float | None:
         """Return the fraction of the work in modules that was sharded, None without any work."""
+        self.turn(self.kind)  # what goes on counts, too
         shared = self.seconds[SHARDED] * self._group.size
         whole = self.seconds[WHOLE] + self.seconds[REPLICATED]
         return shared / (shared + whole) if shared + whole else None

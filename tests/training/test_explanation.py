@@ -24,7 +24,8 @@ def told(script, nproc=2, **options):
         torch.manual_seed(0)
         stream = io.StringIO()
         report = Report(speaks=group.rank == 0, stream=stream)
-        with session(group.world, Options(**options), group, report) as run:
+        given = Options(**{"placement": "sharded"} | options)
+        with session(group.world, given, group, report) as run:
             seen = script(stream, **({"run": run} if "run" in signature(script).parameters else {}))
         return seen, stream.getvalue().splitlines()
 

@@ -327,6 +327,16 @@ def test_graphs_of_rows_are_counted_while_they_are_there():
         assert whole == [0, 0, 0]
 
 
+def test_work_that_goes_on_counts_as_not_shared():
+    """`share` is asked at the end, when no call has ended what ranks do without sharing."""
+
+    def share(run):
+        chosen(run)
+        return run.view.work.share()
+
+    assert on_ranks(share, placement="replicated") == [0] * 2
+
+
 def test_ranks_that_share_parameters_are_not_left_to_torch():
     def alike(run):
         model, found = mlp(), [run.view.alike]

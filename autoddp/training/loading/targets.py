@@ -32,11 +32,14 @@ def note_ignored(batch: Sequence[Any], dataset: Any, indices: list[Any], value: 
     """
     while type(dataset) is Subset:
         dataset, indices = dataset.dataset, [dataset.indices[k] for k in indices]
-    if torch.is_inference_mode_enabled() or not all(isinstance(k, Integral) for k in indices):
-        return  # a tensor that is made there does not count writes
+    if not all(isinstance(k, Integral) for k in indices):
+        return
     with no_torch_function(), no_dispatch():  # a mode of the script does not see it
         for x, every in zip(batch, dataset.tensors, strict=True):
-            if type(x) is ShardedTensor and every.dtype is torch.long and x.numel() <= MOST:
+            if type(x) is not ShardedTensor or every.dtype is not torch.long or x.numel() > MOST:
+                continue
+            # an accelerator would make the host wait; what inference mode makes counts no writes
+            if every.is_cpu and not x.based.rows.is_inference():
                 targets = every[torch.tensor(indices, device=CPU)]
                 counted = int((targets != value).sum())
                 x.based.counted = x.based.rows._version, value, counted
