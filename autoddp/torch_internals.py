@@ -41,6 +41,7 @@ GRADIENTS = ("grad", "_grad")  # the attributes for the gradient of a tensor
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # number of active modes
+function_depth: Callable[[], int] = torch._C._len_torch_function_stack  # likewise
 traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; or None
 transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
 # give two tensors each other's implementation; objects and classes stay

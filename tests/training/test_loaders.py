@@ -276,9 +276,9 @@ def test_each_rank_fetches_its_rows_only():
 
 def test_workers_are_divided_over_the_ranks_and_request_as_many_batches_ahead():
     def script(run):
-        loader = batches(9, 4, num_workers=4)
-        own = DataLoader(rows(9), 4, sampler=DrawsBetween(9), num_workers=4)
-        odd = batches(9, 4, num_workers=3)
+        loader = DataLoader(Listed(9), 4, num_workers=4)
+        own = DataLoader(Listed(9), 4, sampler=DrawsBetween(9), num_workers=4)
+        odd = DataLoader(Listed(9), 4, num_workers=3)
         found = [(i._num_workers, i._prefetch_factor) for i in map(iter, (loader, own, odd))]
         return found, loader.num_workers, loader.prefetch_factor
 

@@ -18,17 +18,18 @@ from autoddp.report import users_line
 from autoddp.training.loading.batches import Batches, WholeBatches
 from autoddp.training.loading.first_batch import FirstBatches
 from autoddp.training.loading.generators import OWN, holders
+from autoddp.training.loading.in_memory import in_memory, needs_no_workers
 from autoddp.training.loading.link import NodeLink, connect
 from autoddp.training.loading.live import LiveGenerators
 from autoddp.training.loading.plan import (
     EACH,
+    HERE,
     MORE,
     REASONS,
     ROWS,
     SHARED,
     THREAD,
     Plan,
-    in_memory,
     own_iterator,
     owner,
     unlike_rows,
@@ -127,7 +128,9 @@ class Loaders(Feature):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
         unlike = unlike_rows(loader)
         if not unlike and in_memory(loader.dataset):
-            return Plan(where, confirmed=True)
+            ranks = self.run.world.local_world_size
+            here = loader.num_workers > 0 and needs_no_workers(loader, ranks)
+            return Plan(where, ROWS, HERE if here else "", confirmed=True, here=here)
         plans = self.plans.setdefault(owner(loader), {})
         if unlike not in plans:
             apart = APART if self.loading == ROWS else ""

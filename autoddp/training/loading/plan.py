@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import default_collate
 
 from autoddp.training.loading.generators import DRAWS, OWN
+from autoddp.training.loading.in_memory import without_subsets
 
 ROWS, SHARED, EACH = "rows", "shared", "each"
 THREAD = "it is iterated in a thread of the script"
+HERE = "its tensors are in memory, and no workers start"
 MORE = "its batches hold more than numbers"
 REASONS = ("", DRAWS, MORE, OWN)  # against rows; the last one that holds is reported
 
@@ -26,6 +27,7 @@ class Plan:
         confirmed: Whether it is by rows for good, as the first batch has shown.
         late_draws: What a later fetch on this rank drew from, in words.
         generators: The random generators that are objects; None if the data set draws nothing.
+        here: Whether ranks fetch what workers would send.
     """
 
     where: str
@@ -35,6 +37,7 @@ class Plan:
     confirmed: bool = False
     late_draws: str = ""
     generators: list[Any] | None = None
+    here: bool = False
 
     def describe(self) -> str:
         """Return the plan in words."""
@@ -54,21 +57,8 @@ def unlike_rows(loader: Any) -> str:
         return "it makes no batches (batch_size=None)"
     if loader.collate_fn is not default_collate:
         return "it has a collate function of its own"
-    own = callable(getattr(_without_subsets(loader.dataset), "__getitems__", None))
+    own = callable(getattr(without_subsets(loader.dataset), "__getitems__", None))
     return "its data set fetches a batch by a function of its own" if own else ""
-
-
-def _without_subsets(dataset: Any) -> Any:
-    """Return the data set of which this one is a `Subset`, or of a subset; else itself."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return dataset
-
-
-def in_memory(dataset: Any) -> bool:
-    """Return whether a data set is torch's `TensorDataset`, or a subset of one."""
-    dataset = _without_subsets(dataset)
-    return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
 
 
 def own_iterator(loader: Any) -> bool:

@@ -41,7 +41,8 @@ class RowBatches:
         # workers read ahead
         first = self.trying or job.first.wanted(loader)  # the first batch, on every rank
         whole = (1 if loader.num_workers else math.inf) if first else 0
-        self.inner = self.fetching.start(loader, make, self.own_draws, plan.generators, whole)
+        start, own = self.fetching.start, self.own_draws
+        self.inner = start(loader, make, own, plan.generators, whole, plan.here)
         self.sampler: RowSampler = self.inner._index_sampler  # of persistent workers, the first
         self.sizes, self.kinds = self.sampler.sizes, list[Any]()
         self.failed: Exception | None = None
@@ -138,7 +139,8 @@ class RowBatches:
         try:
             batch = next(self.inner)
         except Exception:  # which all ranks get, and after which a script may go on
-            self.sizes.clear()
+            if self.sizes:
+                self.sizes.popleft()
             raise
         if self.sizes[0][1]:  # the sampler was ahead
             return self._wrapped(batch)

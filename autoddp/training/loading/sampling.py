@@ -18,6 +18,7 @@ import torch
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.training.loading.generators import Drawing, Generators, WatchingCollate
+from autoddp.training.loading.in_memory import fetcher, in_process
 from autoddp.training.loading.live import LiveGenerators
 from autoddp.view.shard_sizes import even_sizes
 
@@ -133,6 +134,7 @@ class Fetching:
         own_draws: bool,
         watched: list[Any] | None = None,
         whole: float = 0,
+        here: bool = False,
     ) -> Any:
         """Make the loader's iterator over this rank's rows of every batch.
 
@@ -143,14 +145,15 @@ class Fetching:
             watched: Generators besides the global ones; if given, workers wrap a batch that drew
                 in `DrawingBatch`. None without `own_draws` if the data set draws nothing.
             whole: The number of batches at the beginning that stay whole.
+            here: Whether this process fetches what workers would send.
         """
         world = self.run.world
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank)
         sampler.whole = whole
-        if watched is None and not loader.num_workers:  # else ranks fetch rows, and gather them
-            sampler.replicates, sampler.in_memory = self.replicates, True
         context = self.run.group.context
         draws = own_draws or watched is not None
+        if not draws and (here or not loader.num_workers):  # else ranks fetch rows, and gather them
+            sampler.replicates, sampler.in_memory = self.replicates, True
 
         def before_fetch(cut: bool) -> None:
             if context.on_script_thread():
@@ -161,14 +164,18 @@ class Fetching:
         if draws and not loader.num_workers:
             sampler.before_fetch = before_fetch
         # batches may come in any order, and ranks need the same
-        changes = self._workers(loader) | {"batch_sampler": sampler, "in_order": True}
+        changes = {} if here else self._workers(loader)
+        changes |= {"batch_sampler": sampler, "in_order": True}
         if own_draws:
             changes["generator"] = self._own_seeds(loader)
         if self.live is not None and watched is not None and loader.num_workers:
             watching = WatchingCollate(loader, self.live)
             changes |= {"collate_fn": watching, "worker_init_fn": watching.begin}
-        with changed(loader, **changes):
-            return make()
+        with changed(loader, **changes), in_process(loader) if here else nullcontext():
+            inner = make()
+        if not (draws or loader.num_workers):
+            inner._dataset_fetcher = fetcher(loader, loader.dataset)
+        return inner
 
     def fetch(self, inner: Any, draws: bool = False) -> Any:
         """Fetch the next batch, with modules in the data set not sharded.

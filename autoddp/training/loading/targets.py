@@ -12,10 +12,10 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
 
 from autoddp.comm.accelerator import CPU
 from autoddp.torch_internals import no_dispatch, no_torch_function
+from autoddp.training.loading.in_memory import located
 from autoddp.view import ShardedTensor
 
 MOST = 1 << 16  # elements of a batch's targets: to look at more may take longer than to wait
@@ -30,8 +30,7 @@ def note_ignored(batch: Sequence[Any], dataset: Any, indices: list[Any], value: 
         indices: Those of the whole batch.
         value: The ignored one.
     """
-    while type(dataset) is Subset:
-        dataset, indices = dataset.dataset, [dataset.indices[k] for k in indices]
+    dataset, indices = located(dataset, indices)
     if not all(isinstance(k, Integral) for k in indices):
         return
     with no_torch_function(), no_dispatch():  # a mode of the script does not see it
