@@ -18,16 +18,14 @@ from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
+from autoddp.training.asked_gradients import as_held, gradients_of
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
 from autoddp.training.leaves import leaves_without_rows
-from autoddp.training.parameters.shard import held, is_shard, state_of
+from autoddp.training.parameters.shard import is_shard
 from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import Boundary, mean_over_ranks
-from autoddp.view.rules.autograd import listed, roots
-from autoddp.view.rules.partial import unread
-from autoddp.view.sharded_tensor import full, is_sharded
-from autoddp.view.state import View
+from autoddp.view.rules.autograd import roots
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -126,11 +124,23 @@ class Gradients(Feature):
         self.view.pull()
         given = named(call)
         tops, given["grad_tensors"] = roots(given.pop("tensors"), given.get("grad_tensors"))
-        if "inputs" in given:
-            given["inputs"] = [as_held(x) for x in given["inputs"]]
-        with self.view.context.within(Code.PLAIN):
-            self.consistency.note(self.backwards.run(call.wrapped, tops, given))
+        hooks = self._hooked(given)
+        try:
+            with self.view.context.within(Code.PLAIN):
+                self.consistency.note(self.backwards.run(call.wrapped, tops, given))
+        finally:
+            for hook in hooks:
+                hook.remove()
         return None
+
+    def _hooked(self, given: dict[str, Any]) -> list[Any]:
+        """Let the inputs of a backward get true gradients, as leaves do anyway."""
+        inputs = given.get("inputs", ())
+        middle = (x for x in inputs if self._may_be_a_part(x) and not x.is_leaf)
+        hooks = [x.register_hook(self._mean) for x in middle]
+        if inputs:
+            given["inputs"] = [as_held(x) for x in inputs]
+        return hooks
 
     @patch(
         "torch.autograd:grad",
@@ -183,19 +193,11 @@ class Gradients(Feature):
     )
     def hook_sees_mean(self, call: Call) -> Any:
         """Average the gradient before the hook; averaging again afterwards changes nothing."""
-        tensor = call.instance
-        leaf = (
-            isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor) and tensor.is_leaf
-        )
-        hook = call.named.get("hook") if leaf else None
-        if hook is None or is_shard(tensor) or self._plain() or _ours(hook):
+        tensor, hook = call.instance, call.named.get("hook")
+        if hook is None or _ours(hook) or self._plain() or not self._may_be_a_part(tensor):
             return call.plain()
         if call.wrapped.__name__ == "register_hook":
-            return call.wrapped(
-                lambda g: hook(
-                    g if is_shard(g) or self.backwards.alone else mean_over_ranks(g, self.group)
-                )
-            )
+            return call.wrapped(lambda g: hook(self._mean(g)))
 
         def after(parameter: Tensor) -> None:
             if not (self.backwards.alone or is_shard(parameter)):  # it may be sharded by now
@@ -203,6 +205,29 @@ class Gradients(Feature):
             hook(parameter)
 
         return call.wrapped(after)
+
+    @patch("torch:Tensor.retain_grad", why="what is retained is the true gradient, not a part")
+    def retain_mean(self, call: Call) -> None:
+        """Average the gradient before it is retained, which comes after all hooks."""
+        x = call.instance
+        apart = not self._plain() and self._may_be_a_part(x)
+        if apart and x.requires_grad and not (x.is_leaf or x.retains_grad):
+            x.register_hook(self._mean)
+        return call.plain()
+
+    def _may_be_a_part(self, x: Any) -> bool:
+        """Return whether the gradient of a tensor may be this rank's part of it.
+
+        That of a replicated tensor is until it comes to a leaf. Code that is marked as rowwise has
+        tensors of its own.
+        """
+        if not isinstance(x, Tensor) or isinstance(x, SPLIT) or is_shard(x):
+            return False
+        rowwise = self.view.context.is_plain() and not torch_internals.in_backward()
+        return x.is_leaf or not rowwise
+
+    def _mean(self, g: Tensor) -> Tensor:
+        return g if is_shard(g) or self.backwards.alone else mean_over_ranks(g, self.group)
 
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Average pending gradients, and compare them, see `Consistency`."""
@@ -233,36 +258,3 @@ def _held(given: Any) -> bool:
 
 def _ours(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith("autoddp.")
-
-
-def as_held(x: Any) -> Any:
-    """Return the local tensor of an input of `torch.autograd.grad`."""
-    if is_shard(x):
-        return held(x).local
-    return x.local if is_sharded(x) or unread(x) else full(x)
-
-
-def gradients_of(
-    view: View, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Compute `torch.autograd.grad` in the view.
-
-    The gradients of sharded tensors are sharded; all others are averaged over ranks, in the order
-    of the parameters: a set of the script has another order in each process.
-    """
-    outs, ins = listed(outputs), listed(inputs)
-    tops, seeds = roots(outs, grad_outputs)
-    seeds_given = None if all(seed is None for seed in seeds) else seeds
-    got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
-    true = {k: _true(got[k], ins[k], view.group) for k in view.order.positions(ins)}
-    return tuple(true[k] for k in range(len(ins)))
-
-
-def _true(g: Tensor | None, x: Any, group: Any) -> Any:
-    if g is None:
-        return g
-    if is_shard(x):  # its mean was taken where it was reduced
-        return state_of(held(x).like(g))
-    if is_sharded(x):  # a leaf has it at the true scale already: see requires_grad_
-        return ShardedTensor(g if x.local.is_leaf else g / group.size, x.sizes, x.shard_dim)
-    return mean_over_ranks(g, group)

@@ -96,8 +96,14 @@ class Replicas:
         return made
 
     def drop(self, replica: Replica) -> None:
-        """Drop the reducer of a backward that raised: it cannot be armed again."""
+        """Drop the reducer of a backward that raised: it cannot be armed again.
+
+        It is armed still, and would reduce in the next backward, too, on the ranks where Python has
+        not collected it by then: its C++ part goes at once.
+        """
         self._kept.pop(replica.leaves.key, None)
+        parts = vars(replica.reducer)
+        del parts["logger"], parts["reducer"]
 
     def compare(self, leaves: list[Tensor]) -> None:
         """Compare leaves over ranks; all ranks run the same script on the same values.

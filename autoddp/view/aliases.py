@@ -265,10 +265,13 @@ def exposes(out: Any, whole: Tensor, name: str) -> bool:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """Return an identifier of the storage of `x`; None if `x` is not strided."""
+    """Return an identifier of the storage of `x`; None if it has none."""
     if x.layout is not torch.strided:
         return None
-    storage: Any = x.untyped_storage()  # that of a FunctionalTensor has no address
+    try:
+        storage: Any = x.untyped_storage()  # that of a FunctionalTensor has no address
+    except NotImplementedError:  # a transform of `torch.func` has wrapped it, and refuses writes
+        return None
     return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 

@@ -236,7 +236,8 @@ def with_mean_gradient(x: Any, group: Any) -> Any:
     """Return `x`; if it is replicated, its gradient from local rows is averaged over ranks.
 
     The gradient of a leaf is averaged anyway, and so is that of a tensor computed from leaves only,
-    as gradients are linear. `MeanGradient` is needed only after a sum or a gather of rows.
+    as torch's own gradients are linear. `MeanGradient` is needed after a sum or a gather of rows,
+    and after a function with a backward that the script has written, or an extension.
     """
     if not isinstance(x, Tensor) or not x.requires_grad or x.is_leaf or not torch.is_grad_enabled():
         return x
@@ -254,7 +255,8 @@ def _from_leaves_alone(node: Any) -> bool:
         if issubclass(kind, Boundary) and kind.of_leaves:
             seen.add(node)
             continue
-        if issubclass(kind, Boundary) or len(seen) == NEARBY:
+        written = type(node).__name__ == "CppFunction" or issubclass(kind, Function)
+        if (written and not issubclass(kind, Renamed)) or len(seen) == NEARBY:
             return False
         seen.add(node)
         todo += [next_node for next_node, _ in node.next_functions]

@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from autoddp.errors import Disagreement
 from autoddp.training.loading.message import packed
@@ -51,6 +51,34 @@ def what_is_written_into_a_batch_stays_a_ranks_own():
     return found
 
 
+class Streamed(IterableDataset):
+    """What one function yields."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows())
+
+
+def by_torchs_sampler():
+    for indices in BatchSampler(RandomSampler(range(12)), 5, False):
+        yield torch.tensor(indices), torch.rand(2)
+
+
+def by_its_own():
+    made = torch.Generator().manual_seed(int(torch.randint(99, ())))
+    return torch.randperm(12, generator=made).split(4)
+
+
+@script
+def generators_that_an_iteration_makes_and_nothing_else_has():
+    found = []
+    for rows in (by_torchs_sampler, by_its_own, by_torchs_sampler):
+        found += DataLoader(Streamed(rows), batch_size=None)
+    return found, torch.rand(1)
+
+
 @TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_batches_are_those_of_one_process(seen, name, nproc):
@@ -74,6 +102,33 @@ def test_batches_that_cannot_be_sent_end_in_one_line(collate, why):
         loader = DataLoader(Sampled(lambda n: torch.rand(2)), 2, collate_fn=collate)
         with pytest.raises(Disagreement, match=f"{why}.*; run with --loading each"):
             list(loader)
+
+    on_ranks(script, 2)
+
+
+class Holds(IterableDataset):
+    """Its iterations leave a generator behind."""
+
+    def __iter__(self):
+        self.made = torch.Generator()
+        yield torch.rand(3, generator=self.made)
+
+
+def test_a_generator_that_outlives_an_iteration_is_refused_on_one_rank():
+    """The other ranks, which do not iterate, would have another state of it."""
+
+    def script(run):
+        shared, handed = torch.Generator(), torch.Generator()
+
+        def closed():
+            yield torch.rand(3, generator=shared)
+
+        def given(generator=handed):
+            yield torch.rand(3, generator=generator)
+
+        for data in (Holds(), Streamed(closed), Streamed(given)):
+            with pytest.raises(Disagreement, match="a generator of its own"):
+                list(DataLoader(data, batch_size=None))
 
     on_ranks(script, 2)
 

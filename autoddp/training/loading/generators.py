@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import sys
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -62,11 +64,32 @@ class Generators:
         if id(x) not in self.own and x is not torch.default_generator:
             self.own[id(x)] = x, _state(x)
 
+    def drop_those_of_frames(self) -> None:
+        """Drop the generators that at most one running function has, which has made them.
+
+        What a data set, a closure or a module holds is found by Python's collector; the variables
+        of a function are not, unless it yields.
+        """
+        for key, pair in [*self.own.items()]:
+            others = [y for y in gc.get_referrers(pair[0]) if y is not pair]
+            if sys.getrefcount(pair[0]) <= MADE_THERE and {*map(type, others)} <= {GeneratorType}:
+                del self.own[key]
+
     def checksums(self) -> dict[str, int]:
         """Return a checksum of the state of each global generator, by its name."""
         pairs = zip(accelerator.devices(), self.devices, strict=True)
         states = self.states | {f"torch on {at}": x.cpu().numpy().tobytes() for at, x in pairs}
         return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
+
+
+def _references() -> int:
+    """Return the references to a variable of one function that are counted above."""
+    made = object()
+    pair = made, None
+    return sys.getrefcount(pair[0])
+
+
+MADE_THERE = _references()
 
 
 def _state(x: Any) -> Any:

@@ -94,7 +94,9 @@ class SharedPass:
                 with Drawing(lambda: before):
                     batch = load()
                 if before is not None and before.own and before.moved() == OWN:
-                    raise NotTransferable(OWN)
+                    before.drop_those_of_frames()
+                    if before.moved() == OWN:
+                        raise NotTransferable(OWN)
                 moved = Generators() if all_states else _moved(before)
                 return self._send_batch(batch, moved, from_worker)
             except NotTransferable as refusal:

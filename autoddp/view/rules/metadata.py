@@ -123,6 +123,12 @@ def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return None
 
 
+@attribute_rule("retains_grad")
+def retains_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return whether the gradient is retained; that of a leaf is there anyway."""
+    return getattr(getattr(args[0], "local", None), "_autoddp_retains", None) is not None
+
+
 def _retain(holder: Any, size: int) -> None:
     """Keep the gradient at true scale in a hook that runs after all others, as torch's does."""
     before = getattr(holder, "_autoddp_retains", None)
@@ -209,7 +215,7 @@ def _local_value(me: ShardedTensor, value: Any) -> Tensor:
 @uncached_rule("register_hook")
 def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Register a hook that receives the gradient sharded and at true scale."""
-    me, hook = args
+    me, hook = args if len(args) == 2 else (args[0], kwargs["hook"])
     if not is_sharded(me):
         return _register_on_sum(me, hook) if _has_graph(me) else NotImplemented
     sizes, at, leaf = me.sizes, me.shard_dim, me.local.is_leaf
