@@ -11,7 +11,8 @@ from torch import Tensor
 
 from autoddp.torch_internals import TensorBase
 from autoddp.training.parameters.aliases import MEMORY
-from autoddp.training.parameters.shard import held, is_shard, require, state_of
+from autoddp.training.parameters.shard import Held, held, is_shard, require, state_of
+from autoddp.view.redistribute import mean_over_ranks
 
 # what the wrapper itself answers, which has the shape, the dtype and the device of the whole
 NAMES = (
@@ -22,6 +23,7 @@ NAMES = (
 )
 METADATA: set[Any] = {getattr(Tensor, name) for name in NAMES if hasattr(Tensor, name)}
 METADATA |= {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_conj, torch.is_neg}
+KEEP = Tensor.retain_grad  # torch's own: the script's is averaged
 GATHERED = ("T", "mT", "H", "mH", "real", "imag", "data")
 _SLOTS = {
     name: slot
@@ -112,8 +114,8 @@ def set_requires_grad(x: Any, requires_grad: bool) -> None:
 
 @answers(Tensor.retain_grad)
 def retain_grad(x: Any) -> None:
-    """Keep the gradient of a function of parameters."""
-    held(x).local.retain_grad()
+    """Keep the gradient of a function of parameters: of the shard, which has its mean."""
+    KEEP(held(x).local)
 
 
 def gradient_hook(x: Any, hook: Any) -> Any:
@@ -128,6 +130,8 @@ def gradient_hook(x: Any, hook: Any) -> Any:
             return None if new is None else held(new).local
         return mine.wholes.agreement.cut(whole_tensor(new), mine.layout)
 
+    known: Any = call
+    known.of_script = hook
     return call
 
 
@@ -150,6 +154,22 @@ def move_hooks(x: Any, local: Tensor) -> None:
             for key, hook in hooks.items():
                 hooks[key] = wrap(x, hook)
             setattr(local, name, hooks)
+
+
+def hook_whole(whole: Any, mine: Held) -> None:
+    """Give what is whole from now on the hooks of its shard, which comes behind it in a backward.
+
+    Handles of these stay good.
+    """
+    group = mine.wholes.view.group
+    hooks: Any = mine.local._backward_hooks or {}
+    for key, call in hooks.items():
+
+        def of_script(g: Tensor, key: int = key, hook: Any = call.of_script) -> Any:
+            return hook(mean_over_ranks(g, group)) if key in hooks else None
+
+        hooks[key] = lambda g: None
+        whole.register_hook(of_script)
 
 
 @answers(Tensor.register_hook)

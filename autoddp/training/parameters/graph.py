@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation
 from autoddp.training.parameters.aliases import REGION, Alias, Region
+from autoddp.training.parameters.attributes import hook_whole
 from autoddp.training.parameters.layout import Layout, reduce_scatter
 from autoddp.training.parameters.shard import CLASS, HELD, Held, ShardedState, held
 from autoddp.training.parameters.shard_group import ShardGroup
@@ -152,6 +153,7 @@ def compute_wholes(leaves: Iterable[Any]) -> None:
         with plain_tensors():
             swap_implementation(x, whole)
             CLASS.__set__(x, Alias if shared else Tensor)
+            hook_whole(x, mine)
             if mine.local.retains_grad:
                 x.retain_grad()
         del x.__dict__[HELD]
