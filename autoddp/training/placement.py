@@ -176,7 +176,8 @@ class Placement(Feature):
         costs = ON_ACCELERATOR if self.group.kind else on_cpus(*here)
         averaged = not self.view.computes_alike()
         shared, whole = counts.seconds(costs, self.group.size, gradients, averaged)
-        predicted = shared > FASTER * whole
+        # what was chosen stays unless the other way is faster
+        predicted = shared > (whole if loop.chosen else FASTER * whole)
         why = self._forbidden(shared, counts) if predicted else ""
         # memory may differ between ranks, and what a script computes on one of them alone
         faster = self.group.agree(predicted and not why)

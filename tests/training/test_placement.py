@@ -514,6 +514,27 @@ def test_replicated_gives_the_bits_of_one_process(run, warm, tmp_path):
     assert not said + decisions
 
 
+def test_what_was_chosen_stays_unless_the_other_way_is_faster():
+    """So a prediction close to the limit does not go to and fro."""
+
+    def chosen(run, faster=placement.FASTER, again=placement.AGAIN):
+        found, placement.AGAIN = [], 6
+        optimizer = sgd(model := mlp())
+        try:
+            for number, (x, y) in enumerate(batches(184, 8)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                found.append(run.view.replicates)
+                if number == 4:
+                    placement.FASTER = 1e9
+        finally:
+            placement.FASTER, placement.AGAIN = faster, again
+        return found[1], found[4], found[-1], len(run.report.of("placement"))
+
+    assert on_ranks(chosen, placement="auto") == [(False, True, True, 1)] * 2
+
+
 UNTRIED = {
     "deterministic": (("gathers.py", "deterministic"), (), "deterministic algorithms"),
     "parameters": (("gathers.py",), ("--parameters", "sharded"), "parameters are sharded"),
