@@ -10,7 +10,7 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from autoddp.options import Options
 from autoddp.process.session import session
@@ -158,6 +158,20 @@ def assert_as_alone(alone: Seen, ranks: list[Seen], close: float = 1e-9) -> None
 def rows(count: int = 22, width: int = 5, classes: int = 3) -> TensorDataset:
     """A small data set in memory."""
     return TensorDataset(torch.randn(count, width), torch.randint(classes, (count,)))
+
+
+class DrawsBetween(Sampler[int]):
+    """A sampler that draws when it is asked for the next index."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.count):
+            yield int(torch.randint(self.count, ()))
 
 
 def batches(count: int = 22, size: int = 8, shuffle: bool = True, **given: Any) -> DataLoader[Any]:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from autoddp.training.loading.in_memory import MemoryFetcher, fetcher
 from tests.support.training import (
     TWO_OR_THREE,
+    DrawsBetween,
     Runs,
     Scripts,
     assert_as_alone,
@@ -101,20 +102,6 @@ def test_a_class_or_a_collate_function_that_was_changed_is_torchs(monkeypatch):
 script = Scripts()
 
 
-class Between(Sampler):
-    """A sampler that draws from the global generator when it is asked for an index."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __iter__(self):
-        for _ in range(self.count):
-            yield int(torch.randint(self.count, ()))
-
-
 class Calls(TorchFunctionMode):
     """Counts the calls of torch by name."""
 
@@ -143,7 +130,7 @@ WORKERS = {
 def by_workers(given, drawing):
     def loads():
         own = {"generator": torch.Generator().manual_seed(3)} if "generator" in given else {}
-        order = {"sampler": Between(22)} if drawing else {"shuffle": True}
+        order = {"sampler": DrawsBetween(22)} if drawing else {"shuffle": True}
         return trained(DataLoader(rows(), 6, **given | own | order))
 
     return loads
@@ -206,6 +193,21 @@ chosen = Runs(lambda nproc: script.run(nproc, placement="replicated"))
 @pytest.mark.parametrize("name", script)
 def test_numbers_are_those_of_one_process(name, way, nproc):
     assert_as_alone(seen[1][name][0], way[nproc][name])
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_batches_that_were_drawn_ahead_are_there_while_the_way_changes(nproc):
+    """To and fro in the middle of passes, whose next batches were cut, or not, before."""
+
+    def changing(run):
+        found = []
+        for x, y in batches(50, 4, num_workers=2):
+            found.append((x.tolist(), y.tolist()))
+            run.view.replicates = len(found) % 6 in (2, 3, 4)
+        return found
+
+    (alone,) = on_ranks(changing, 1)
+    assert on_ranks(changing, nproc) == [alone] * nproc
 
 
 def an_index_outside(run=None):

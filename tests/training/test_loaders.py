@@ -11,13 +11,13 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    Sampler,
 )
 
 from autoddp.errors import Disagreement
 from autoddp.view import ShardedTensor, is_sharded
 from tests.support.training import (
     TWO_OR_THREE,
+    DrawsBetween,
     Scripts,
     assert_as_alone,
     batches,
@@ -57,20 +57,6 @@ class Listed(Dataset):
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(torch.arange(3.0) + n, n % 3) for n in range(10)])
-
-
-class DrawsBetween(Sampler):
-    """A sampler that draws when it is asked for the next index."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __iter__(self):
-        for _ in range(self.count):
-            yield int(torch.randint(self.count, ()))
 
 
 @script

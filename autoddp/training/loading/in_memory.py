@@ -25,7 +25,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.torch_internals import dispatch_depth, function_depth, no_dispatch, no_torch_function
 
 known: Any = dataloader  # torch's types leave some of its names out
-MOST_COPIED = 1 << 28  # bytes of a data set that the ranks of a node copy, together
+MOST_COPIED = 1 << 28  # bytes of a data set that all ranks copy, together
 MOST_FETCHED = 1 << 22  # bytes of a batch, which a rank indexes in a millisecond
 OF_TORCH = TensorDataset.__getitem__, Subset.__getitems__, collated_by[Tensor]
 
@@ -147,11 +147,11 @@ def _copied(dataset: Any) -> Any:
 
 
 def needs_no_workers(loader: Any, ranks: int) -> bool:
-    """Return whether a rank, of so many on its node, fetches sooner than workers would send.
+    """Return whether a rank, of so many, fetches sooner than workers would send.
 
     Args:
         loader: A DataLoader with workers, whose data set is `in_memory`.
-        ranks: The number of ranks on this node, each with a copy.
+        ranks: The number of ranks, each with a copy.
     """
     tensors = without_subsets(loader.dataset).tensors
     # what a worker of another kind imports may print; memory that is shared may be written to

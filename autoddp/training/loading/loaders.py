@@ -128,7 +128,7 @@ class Loaders(Feature):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
         unlike = unlike_rows(loader)
         if not unlike and in_memory(loader.dataset):
-            ranks = self.run.world.local_world_size
+            ranks = self.run.world.world_size  # not of a node: all have to decide alike
             here = loader.num_workers > 0 and needs_no_workers(loader, ranks)
             return Plan(where, ROWS, HERE if here else "", confirmed=True, here=here)
         plans = self.plans.setdefault(owner(loader), {})
