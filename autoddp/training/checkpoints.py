@@ -33,7 +33,7 @@ class Checkpoints(Feature):
         batches are whole; a module's call there would not shard its inputs.
         """
         unpack: Any = call.named.get("unpack_hook")
-        if not getattr(unpack, "__module__", "").startswith("torch."):
+        if not str(getattr(unpack, "__module__", "")).startswith("torch."):
             return call.plain()
         view, entry = self.view, self.entry
         context, inside, code = view.context, (entry.depth, entry.rows), [*view.context.depth]

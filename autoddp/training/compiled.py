@@ -8,9 +8,11 @@ function; a module of several graphs runs eagerly.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from functools import cache
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +31,18 @@ from autoddp.view.state import View
 
 MAX_GRAPHS = 8  # compiled graphs of one of Dynamo's graphs, by the placements of inputs
 CUDA_GRAPHS = {"triton.cudagraphs": False}  # host collectives cannot be captured
+# Modules with functions that the collector or an audit hook calls.
+CALLED_BY_PYTHON = ("comm.context", "training.loading.live", "effects.witness")
 Graph = Callable[..., Any]
+
+
+@cache
+def _dynamo() -> ModuleType:
+    """Return Dynamo, which leaves alone what Python calls by itself between two frames."""
+    dynamo = importlib.import_module("torch._dynamo")  # takes as long as torch's own import
+    for module in CALLED_BY_PYTHON:
+        dynamo.trace_rules.add(f"autoddp.{module}")
+    return dynamo
 
 
 class CompiledCall:
@@ -104,10 +117,8 @@ class CompiledCall:
             own = FunctionType(
                 call.__code__.replace(), globals(), call.__name__, None, call.__closure__
             )
-            from torch import _dynamo
-
             # more than one graph is an error
-            dynamo = _dynamo.optimize(self._backend, nopython=True, dynamic=False)
+            dynamo = _dynamo().optimize(self._backend, nopython=True, dynamic=False)
             self._run = dynamo(own)
         return self._run
 

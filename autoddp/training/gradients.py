@@ -257,4 +257,4 @@ def _held(given: Any) -> bool:
 
 
 def _ours(hook: Any) -> bool:
-    return getattr(hook, "__module__", "").startswith("autoddp.")
+    return str(getattr(hook, "__module__", "")).startswith("autoddp.")  # None for builtins

@@ -103,7 +103,7 @@ class Modules(Checkpoints):
     def see_saved(self, call: Call) -> Any:
         """Compute on whole tensors while such a hook is on; those of torch see no shapes."""
         out = call.plain()
-        if not getattr(call.instance.pack_hook, "__module__", "").startswith("torch."):
+        if not str(getattr(call.instance.pack_hook, "__module__", "")).startswith("torch."):
             entered = call.target.endswith("__enter__")
             self.view.context.depth[Code.FUNCTION] += 1 if entered else -1
         return out

@@ -147,6 +147,13 @@ def test_what_cannot_be_compiled_runs_eagerly_and_a_line_says_why(both):
     assert "Linear runs eagerly, without torch.compile: backend 'eager'" in ranks.err
 
 
+def test_what_the_collector_calls_between_two_frames_is_not_compiled(both):
+    often = "import gc\ngc.set_threshold(1)\ntorch._logging.set_logs(dynamo=logging.DEBUG)\n"
+    _, ranks = both(often + EAGER, 2)
+    assert "start compiling call" in ranks.err
+    assert "start compiling _generators_among" not in ranks.err
+
+
 def test_an_error_of_the_model_is_its_own(both):
     _, ranks = both(WRONG, 2)
     assert ranks.code == 1
