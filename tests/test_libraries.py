@@ -41,7 +41,7 @@ def row(folder, script="", options=(), **more):
 
 @pytest.mark.slow
 def test_a_script_that_is_the_same_on_ranks_passes(tmp_path):
-    found = row(tmp_path, runs=2)
+    found = row(tmp_path, options=("--placement", "sharded"), runs=2)
     assert found.wrong == ""
     assert found.largest < 1e-12
     assert found.shared == 1

@@ -152,7 +152,8 @@ def test_an_obstacle_to_a_fork_is_named_with_the_command(python, what):
     assert (done.code, done.out) == (1, "")
     said = done.err.splitlines()[-1]
     assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
-    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which needs no fork here", said)
+    command = r"autoddp run --nproc 2 --placement sharded \S+/train.py"
+    assert re.search(rf"; run `{command}`, which needs no fork here", said)
     assert said.endswith(", or make the call before that happens")
 
 

@@ -106,7 +106,8 @@ def benched(tmp_path_factory):
         found = folder / "found.json"
         with contextlib.chdir(folder / "here"), redirect_stdout(out), redirect_stderr(err):
             what = command.BenchOptions(nproc=(2,), json=str(found), **wanted)
-            code = command.run(Script("train.py"), Options(), what)
+            # else such a small script would soon compute whole batches
+            code = command.run(Script("train.py"), Options(placement="sharded"), what)
         assert os.listdir(folder / "here") == ["train.py"], "the user's files are as before"
         data = json.loads(found.read_text()) if found.exists() else {}
         return Seen(code, data, out.getvalue(), err.getvalue())
