@@ -86,9 +86,15 @@ class Rpc:
 
     def _outcome(self, place: str, act: Callable[[], Any]) -> Outcome:
         depth = self.context.depth
-        depth[Code.ACTING] += 1  # as `within` does; a clock is read in a few microseconds
-        try:
-            with self.position.at(ACTING, place):
-                return Outcome.of(act)  # an interrupt too: nobody may wait for what will not come
-        finally:
-            depth[Code.ACTING] -= 1
+
+        def acting() -> Any:
+            # A handler runs at once while this is set, so what it raises is the outcome: nobody may
+            # wait for what will not come. As `within` does; a clock is read in a few microseconds.
+            depth[Code.ACTING] += 1
+            try:
+                return act()
+            finally:
+                depth[Code.ACTING] -= 1
+
+        with self.position.at(ACTING, place):
+            return Outcome.of(acting)

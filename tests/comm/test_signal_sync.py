@@ -98,20 +98,25 @@ def test_what_a_timer_has_sent_is_acted_on_before_the_script_stops_it(how):
 
 
 def test_what_a_handler_raises_leaves_effects_in_step():
+    """Wherever in a call of rank 0 it comes: before its act, in it, and after it."""
+
     def script(run):
         def stop(number, frame):
             run.group.call("saved", lambda: 1, all_here=True)
             raise TimeoutError(run.group.call("when", time.monotonic))
 
+        def interrupted(seconds):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            steps = 0
+            try:
+                while True:
+                    run.group.call("a", lambda: "x")
+                    steps += 1
+            except TimeoutError as error:
+                return steps, str(error), run.group.call("after", lambda: 2)
+
         signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.05 * run.world.rank)
-        steps = 0
-        try:
-            while True:
-                run.group.call("a", lambda: "x")
-                steps += 1
-        except TimeoutError as error:
-            return steps, str(error), run.group.call("after", lambda: 2)
+        return [interrupted(0.005 + 1e-5 * time) for time in range(200)]
 
     zero, one = on_ranks(script, 2, Signals)
     assert zero == one
