@@ -25,7 +25,7 @@ from autoddp.training.leaves import leaves_without_rows
 from autoddp.training.parameters.shard import is_shard
 from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import Boundary, mean_over_ranks
-from autoddp.view.rules.autograd import roots
+from autoddp.view.rules.autograd import listed, roots
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -124,23 +124,20 @@ class Gradients(Feature):
         self.view.pull()
         given = named(call)
         tops, given["grad_tensors"] = roots(given.pop("tensors"), given.get("grad_tensors"))
-        hooks = self._hooked(given)
-        try:
-            with self.view.context.within(Code.PLAIN):
-                self.consistency.note(self.backwards.run(call.wrapped, tops, given))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        if listed_inputs := listed(given.get("inputs")):
+            given["inputs"] = [self._accumulating(x) for x in listed_inputs]
+        with self.view.context.within(Code.PLAIN):
+            self.consistency.note(self.backwards.run(call.wrapped, tops, given))
         return None
 
-    def _hooked(self, given: dict[str, Any]) -> list[Any]:
-        """Let the inputs of a backward get true gradients, as leaves do anyway."""
-        inputs = given.get("inputs", ())
-        middle = (x for x in inputs if self._may_be_a_part(x) and not x.is_leaf)
-        hooks = [x.register_hook(self._mean) for x in middle]
-        if inputs:
-            given["inputs"] = [as_held(x) for x in inputs]
-        return hooks
+    def _accumulating(self, x: Any) -> Any:
+        """Return the local tensor of an input of a backward.
+
+        Leaves get the true gradient anyway, and torch retains that of others, from here on.
+        """
+        if isinstance(x, Tensor) and x.requires_grad and not x.is_leaf:
+            x.retain_grad()
+        return as_held(x)
 
     @patch(
         "torch.autograd:grad",

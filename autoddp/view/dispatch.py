@@ -149,7 +149,7 @@ def _by_rule(
         return NotImplemented
     if kwargs and any(name in NUMPY for name in kwargs):
         kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
-    if Partial in kinds and ShardedTensor in kinds:
+    if Partial in kinds and ShardedTensor in kinds and func not in GRAPH:
         args, kwargs = tree_map(
             lambda x: x.full() if type(x) is Partial else x, (args, kwargs), is_leaf=is_shape
         )

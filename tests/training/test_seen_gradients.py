@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.functional import hessian, jacobian
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.func import functional_call, grad, jacfwd, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -136,6 +136,47 @@ def the_gradient_of_an_input_of_backward():
         return out
 
     return trained(forward)
+
+
+@script
+def gradients_of_inputs_that_are_batches_and_losses():
+    """The `inputs` of a backward, whose gradients torch retains from then on."""
+
+    def forward(weight, x, seen):
+        x.requires_grad_()
+        out, times = F.linear(x, weight), {"retain_graph": True}
+        loss, twice = out.square().mean(), out * 2
+        loss.backward(inputs=[x, weight], **times)
+        seen += [x.grad.clone(), weight.grad.clone()]
+        loss.backward(inputs=x, **times)
+        (loss + twice.mean()).backward(inputs=[x, out, loss], **times)
+        out.backward(torch.ones_like(out), inputs=(twice, x), **times)
+        seen += [x.grad.clone(), out.grad.clone(), loss.grad.clone()]
+        seen += torch.autograd.grad(loss, get_gradient_edge(weight), **times)
+        twice.sum().backward(**times)
+        seen += [out.grad, twice.grad]
+        return out
+
+    return trained(forward)
+
+
+def gradients_of_a_dict_of_inputs():
+    def forward(weight, x, seen):
+        x.requires_grad_()
+        out = F.linear(x, weight).tanh()
+        named = {"x": x, "weight": weight}
+        given = torch.autograd.grad(out.square().mean(), named, retain_graph=True)
+        seen += [given["x"], given["weight"]]
+        assert [*given] == [*named]
+        out.mean().backward(inputs=named, retain_graph=True)
+        seen += [x.grad, weight.grad]
+        return out
+
+    return trained(forward)
+
+
+if "dict" in torch.autograd.grad.__doc__:  # no torch before takes one
+    script(gradients_of_a_dict_of_inputs)
 
 
 @script

@@ -98,6 +98,24 @@ def copies(x: Tensor, net: nn.Module) -> Any:
 
 
 @case
+def copies_of_views(x: Tensor, net: nn.Module) -> Any:
+    """What shares memory does so in the copies, too, and a leaf's copy is a leaf."""
+    first, column, again, other = copy.deepcopy([x, x[:, 1], x, x.clone()])
+    first[:, 1] = 9
+    other += 1
+    seen = [column.tolist(), again is first, column.stride(), other.sum().item(), x.sum().item()]
+    if torch.is_grad_enabled():
+        leaf = x.detach().requires_grad_()
+        net(leaf).sum().backward()
+        made, detached = copy.deepcopy([leaf, leaf.detach()])
+        detached.zero_()
+        seen += [made.is_leaf, made.grad.sum().item(), made.sum().item(), leaf.grad.sum().item()]
+        with pytest.raises(RuntimeError, match="graph leaves"):
+            copy.deepcopy(net(x))
+    return seen
+
+
+@case
 def wide_then_narrow(x: Tensor, net: nn.Module) -> Any:
     wide, flat, narrow = x.numpy(), x.view(-1).numpy(), x[:, 1:].numpy()
     wide[0, 0], flat[1], narrow[-1] = 100, 50, 7

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from autoddp.view.rules.operands import MISALIGNED, local_operand
 from autoddp.view.rules.partial import unread
@@ -14,8 +15,10 @@ from autoddp.view.table import uncached_rule
 
 
 def listed(x: Any) -> list[Any]:
-    """Return one tensor, several or None as a list."""
-    return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
+    """Return one tensor or edge of a graph, several, those of a dict, or None as a list."""
+    if isinstance(x, (Tensor, GradientEdge)):
+        return [x]
+    return [] if x is None else list(x.values() if type(x) is dict else x)
 
 
 def roots(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:

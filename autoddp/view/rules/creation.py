@@ -1,4 +1,4 @@
-"""Creation of tensors like a sharded one, constant or random."""
+"""Creation of tensors like a sharded one, constant or random, and of its copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoddp.view.draws import FILL, LIKE, DrawingCall
 from autoddp.view.local_call import MAYBE, Const, LocalCall
 from autoddp.view.redistribute import rows_of
 from autoddp.view.rules.operands import any_sharded, arguments
-from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
+from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import rule, uncached_rule
 
 
@@ -96,3 +96,19 @@ def sample(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me.spec.view.gathered(func.__name__, me.numel() * me.dtype.itemsize)
     drawn = func(me.full(), *args[1:], **kwargs)
     return ShardedTensor(rows_of(drawn, me.sizes, me.shard_dim), me.sizes, me.shard_dim)
+
+
+@uncached_rule("__deepcopy__")
+def deepcopy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copy the whole batch; what shares memory with it, shares that of its copy."""
+    me, memo = args
+    if not is_sharded(me):
+        return NotImplemented
+    me.sizes.view.gathered("__deepcopy__", me.numel() * me.dtype.itemsize)
+    whole = me.full(True)
+    if me.local.requires_grad and me.local.is_leaf:
+        whole = whole.detach().requires_grad_()
+        whole.grad = full(me.grad)
+    # torch looks in the memo for the ids of tensors and of memory, which have to stay
+    memo.setdefault(id(memo), []).append(whole)
+    return func(whole, memo)
