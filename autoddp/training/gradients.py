@@ -196,10 +196,10 @@ class Gradients(Feature):
         if call.wrapped.__name__ == "register_hook":
             return call.wrapped(lambda g: hook(self._mean(g)))
 
-        def after(parameter: Tensor) -> None:
+        def after(parameter: Tensor) -> Any:
             if not (self.backwards.alone or is_shard(parameter)):  # it may be sharded by now
                 self.backwards.replicas.average([parameter])
-            hook(parameter)
+            return hook(parameter)  # torch refuses all but None
 
         return call.wrapped(after)
 

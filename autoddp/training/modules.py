@@ -108,6 +108,17 @@ class Modules(Checkpoints):
             self.view.context.depth[Code.FUNCTION] += 1 if entered else -1
         return out
 
+    @patch(
+        "torch.autograd.forward_ad:enter_dual_level",
+        "torch.autograd.forward_ad:exit_dual_level",
+        why="forward-mode gradients are those of the whole batch",
+    )
+    def see_dual(self, call: Call) -> Any:
+        """Compute on whole tensors at such a level: a batch's rows would have no tangents."""
+        out = call.plain()
+        self.view.context.depth[Code.FUNCTION] += 1 if "enter" in call.target else -1
+        return out
+
     @patch("torch:compile", why="a graph is compiled for the rows of each rank")
     def compile(self, call: Call) -> Any:
         """Keep the arguments; a module is compiled when it is called."""

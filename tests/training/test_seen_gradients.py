@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, jacobian
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.func import functional_call, grad, jacfwd, vmap
@@ -177,6 +178,43 @@ def gradients_of_a_dict_of_inputs():
 
 if "dict" in torch.autograd.grad.__doc__:  # no torch before takes one
     script(gradients_of_a_dict_of_inputs)
+
+
+@script
+def a_frozen_layer_in_batches_of_few_rows():
+    """torch computes one row in another layout, which a hook of ours keeps."""
+    body, found = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval(), []
+    for rows in (1, 2, 3, 4, 5):
+        body.zero_grad()
+        for x in DataLoader(torch.randn(rows, 5), 5):
+            body(x).square().mean().backward()
+        found += [p.grad.clone() for p in body.parameters()]
+    return found
+
+
+@script
+def forward_mode_gradients():
+    weight, net, found = torch.randn(3, 5), nn.Linear(5, 3), []
+    for x in inputs():
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            w = forward_ad.make_dual(weight, weight + 1)
+            outs = net(dual), dual * 2, F.linear(x, w), F.linear(x, w).mean()
+            tangents = [forward_ad.unpack_dual(out).tangent for out in outs]
+        loss = tangents[0].square().mean() + net(x).mean()
+        loss.backward()
+        found += [loss.item(), *tangents, net.weight.grad.clone()]
+    return found
+
+
+@script
+def a_hook_of_a_parameter_that_returns_something():
+    net = nn.Linear(5, 3)
+    net.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+    for x in inputs():
+        with pytest.raises(RuntimeError, match="should return None"):
+            net(x).mean().backward()
+    return True
 
 
 @script
