@@ -1,4 +1,4 @@
-"""The feature that loads each rank's rows where this is exact, else on one rank of each node."""
+"""The feature that loads each rank's rows where this is exact, else on one rank or on each."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autoddp.training.loading.in_memory import in_memory, needs_no_workers
 from autoddp.training.loading.link import NodeLink, connect
 from autoddp.training.loading.live import LiveGenerators
 from autoddp.training.loading.plan import (
+    COLLATES,
     EACH,
     HERE,
     MORE,
@@ -29,7 +30,9 @@ from autoddp.training.loading.plan import (
     ROWS,
     SHARED,
     THREAD,
+    UNBATCHED,
     Plan,
+    hands_out,
     own_iterator,
     owner,
     unlike_rows,
@@ -140,7 +143,7 @@ class Loaders(Feature):
         plan.where = where
         streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
         if unlike and (loader.num_workers or streams):
-            return replace(plan, way=SHARED, reason=unlike)
+            return replace(plan, way=EACH if hands_out(loader) else SHARED, reason=unlike)
         if plan.confirmed:
             self.decide(plan, plan.late_draws, loader.num_workers > 0)
         return plan
@@ -154,14 +157,17 @@ class Loaders(Feature):
         elif not (plan.confirmed or reason):
             self._confirmed.append(plan)
         if reason:
-            # a generator in this process must advance on all ranks
-            plan.way = EACH if reason == OWN and not workers else SHARED
+            # a generator in this process must advance on all ranks, and what the script writes into
+            # objects of the data set has to be there on all
+            own = reason == OWN or plan.unlike in (UNBATCHED, COLLATES)
+            plan.way = EACH if own and not workers else SHARED
             plan.reason = plan.unlike if plan.unlike and reason == MORE else reason
         plan.confirmed = not reason
 
     def report_plan(self, plan: Plan) -> Plan:
         """Report a plan and return it."""
-        report, loud = self.run.report, plan.way == EACH and self.loading != EACH
+        loud = plan.way == EACH and self.loading != EACH and not plan.unlike
+        report = self.run.report
         (report.say_once if loud else report.add)("loaders", plan.where, plan.describe())
         return plan
 

@@ -15,6 +15,8 @@ ROWS, SHARED, EACH = "rows", "shared", "each"
 THREAD = "it is iterated in a thread of the script"
 HERE = "its tensors are in memory, and no workers start"
 MORE = "its batches hold more than numbers"
+UNBATCHED = "it makes no batches (batch_size=None)"
+COLLATES = "it has a collate function of its own"
 REASONS = ("", DRAWS, MORE, OWN)  # against rows; the last one that holds is reported
 
 
@@ -54,11 +56,21 @@ def unlike_rows(loader: Any) -> str:
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is an iterable"
     if not loader._auto_collation:
-        return "it makes no batches (batch_size=None)"
+        return UNBATCHED
     if loader.collate_fn is not default_collate:
-        return "it has a collate function of its own"
+        return COLLATES
     own = callable(getattr(without_subsets(loader.dataset), "__getitems__", None))
     return "its data set fetches a batch by a function of its own" if own else ""
+
+
+def hands_out(loader: Any) -> bool:
+    """Return whether a batch may hold objects of the data set itself, which the script may change.
+
+    Workers send copies, and torch's own function to collate makes new tensors.
+    """
+    return not loader.num_workers and not (
+        loader._auto_collation and loader.collate_fn is default_collate
+    )
 
 
 def own_iterator(loader: Any) -> bool:
