@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 FASTER = 1.3  # how much faster whole batches have to be
-LONG = 0.05  # seconds of a step with work enough to share, unless a third of its functions gather
+LONG = 0.05  # seconds of whole batches with work to share, unless a third of functions gather
 OTHERS = 20  # steps of another optimizer in a row, after which its loop is the one that runs
 COUNTED = 3  # the step that is counted: lazy modules and states are there
 AGAIN = 1000  # steps until the next one that is counted
@@ -178,7 +178,7 @@ class Placement(Feature):
         shared, whole = counts.seconds(costs, self.group.size, gradients, averaged)
         # what was chosen stays unless the other way is faster
         predicted = shared > (whole if loop.chosen else FASTER * whole)
-        why = self._forbidden(shared, counts) if predicted else ""
+        why = self._forbidden(whole, counts) if predicted else ""
         # memory may differ between ranks, and what a script computes on one of them alone
         faster = self.group.agree(predicted and not why)
         if predicted and not faster:
@@ -198,7 +198,7 @@ class Placement(Feature):
         if changes:
             self.run.report.say_between(f"{what}; --placement {way} does so from the start")
 
-    def _forbidden(self, shared: float, counts: Step) -> str:
+    def _forbidden(self, whole: float, counts: Step) -> str:
         """Return why this rank must not compute whole batches; nothing if it may."""
         if torch.are_deterministic_algorithms_enabled():
             return "the script asks for deterministic algorithms"
@@ -206,7 +206,7 @@ class Placement(Feature):
             return "what is compiled for rows would be compiled again"
         if self.view.sharded_parameters:
             return "parameters are sharded"
-        if shared > LONG and 3 * counts.gathering < counts.functions:
+        if whole > LONG and 3 * counts.gathering < counts.functions:
             return "such a step has work enough to share"
         # what the script has taken so far is for a rank's rows
         return "whole batches may not fit in memory" if self._more_memory() > 0 else ""
