@@ -75,7 +75,8 @@ def by_its_own():
 def generators_that_an_iteration_makes_and_nothing_else_has():
     found = []
     for rows in (by_torchs_sampler, by_its_own, by_torchs_sampler):
-        found += DataLoader(Streamed(rows), batch_size=None)
+        found += DataLoader(Streamed(rows), batch_size=None)  # on each rank
+        found += DataLoader(Streamed(rows), 1)
     return found, torch.rand(1)
 
 
@@ -85,21 +86,31 @@ def test_batches_are_those_of_one_process(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])
 
 
-def unpickled(xs):
-    return lambda: torch.stack(xs)
+@script
+def batches_that_each_rank_makes():
+    """Those of a collate function without workers need not be sent."""
+    data = Sampled(lambda n: torch.rand(2))
+    made = [call() for call in DataLoader(data, 2, collate_fn=lambda xs: lambda: torch.stack(xs))]
+    for x in DataLoader(data, 2, collate_fn=lambda xs: torch.stack(xs).requires_grad_() * 2):
+        made.append(x.detach())
+    return made
 
 
-def with_a_gradient(xs):
-    return torch.stack(xs).requires_grad_() * 2
+def unpickled(n):
+    return type("Name", (str,), {})(n)
+
+
+def with_a_gradient(n):
+    return torch.rand(2).requires_grad_() * 2
 
 
 @pytest.mark.parametrize(
-    ("collate", "why"),
+    ("sample", "why"),
     [(unpickled, "cannot be sent to other ranks"), (with_a_gradient, "gradient")],
 )
-def test_batches_that_cannot_be_sent_end_in_one_line(collate, why):
+def test_batches_that_cannot_be_sent_end_in_one_line(sample, why):
     def script(run):
-        loader = DataLoader(Sampled(lambda n: torch.rand(2)), 2, collate_fn=collate)
+        loader = DataLoader(Streamed(lambda: map(sample, range(4))), 2)
         with pytest.raises(Disagreement, match=f"{why}.*; run with --loading each"):
             list(loader)
 
@@ -128,7 +139,7 @@ def test_a_generator_that_outlives_an_iteration_is_refused_on_one_rank():
 
         for data in (Holds(), Streamed(closed), Streamed(given)):
             with pytest.raises(Disagreement, match="a generator of its own"):
-                list(DataLoader(data, batch_size=None))
+                list(DataLoader(data, 2))
 
     on_ranks(script, 2)
 
