@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter  # the script's is patched
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from autoddp.training.iterator import LoaderIterator
@@ -42,6 +44,12 @@ class WholeBatches:
 
     def __init__(self, job: Loaders, loader: Any, where: str, inner: Any) -> None:
         self.job, self.loader, self.where, self.inner = job, loader, where, inner
+        # torch's own fetch, which is patched for rows: all ranks fetch the same, in step, so that
+        # rank 0 prints and writes for all
+        fetcher = getattr(inner, "_dataset_fetcher", None)
+        own = getattr(getattr(type(fetcher), "fetch", None), "__wrapped__", None)
+        if own is not None and not loader.num_workers:
+            inner._dataset_fetcher = SimpleNamespace(fetch=partial(own, fetcher))
 
     def next(self) -> Any:
         """Return the next batch."""

@@ -22,7 +22,6 @@ from autoddp.training.loading.in_memory import in_memory, needs_no_workers
 from autoddp.training.loading.link import NodeLink, connect
 from autoddp.training.loading.live import LiveGenerators
 from autoddp.training.loading.plan import (
-    COLLATES,
     EACH,
     HERE,
     MORE,
@@ -30,7 +29,6 @@ from autoddp.training.loading.plan import (
     ROWS,
     SHARED,
     THREAD,
-    UNBATCHED,
     Plan,
     hands_out,
     own_iterator,
@@ -49,7 +47,7 @@ APART = "random numbers that its data set draws are each rank's own"
 
 
 class Loaders(Feature):
-    """Loading by rows for data sets that draw nothing, and once on each node for all others."""
+    """Loading by rows for data sets that draw nothing, else once on each node, or on each rank."""
 
     name = "loaders"
     without = "every rank loads whole batches"
@@ -142,8 +140,10 @@ class Loaders(Feature):
         plan = plans[unlike]
         plan.where = where
         streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        if hands_out(loader):  # what the script writes into these has to be there on all ranks
+            return replace(plan, way=EACH, reason=unlike)
         if unlike and (loader.num_workers or streams):
-            return replace(plan, way=EACH if hands_out(loader) else SHARED, reason=unlike)
+            return replace(plan, way=SHARED, reason=unlike)
         if plan.confirmed:
             self.decide(plan, plan.late_draws, loader.num_workers > 0)
         return plan
@@ -157,10 +157,8 @@ class Loaders(Feature):
         elif not (plan.confirmed or reason):
             self._confirmed.append(plan)
         if reason:
-            # a generator in this process must advance on all ranks, and what the script writes into
-            # objects of the data set has to be there on all
-            own = reason == OWN or plan.unlike in (UNBATCHED, COLLATES)
-            plan.way = EACH if own and not workers else SHARED
+            # a generator in this process must advance on all ranks
+            plan.way = EACH if reason == OWN and not workers else SHARED
             plan.reason = plan.unlike if plan.unlike and reason == MORE else reason
         plan.confirmed = not reason
 

@@ -15,8 +15,6 @@ ROWS, SHARED, EACH = "rows", "shared", "each"
 THREAD = "it is iterated in a thread of the script"
 HERE = "its tensors are in memory, and no workers start"
 MORE = "its batches hold more than numbers"
-UNBATCHED = "it makes no batches (batch_size=None)"
-COLLATES = "it has a collate function of its own"
 REASONS = ("", DRAWS, MORE, OWN)  # against rows; the last one that holds is reported
 
 
@@ -56,9 +54,9 @@ def unlike_rows(loader: Any) -> str:
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is an iterable"
     if not loader._auto_collation:
-        return UNBATCHED
+        return "it makes no batches (batch_size=None)"
     if loader.collate_fn is not default_collate:
-        return COLLATES
+        return "it has a collate function of its own"
     own = callable(getattr(without_subsets(loader.dataset), "__getitems__", None))
     return "its data set fetches a batch by a function of its own" if own else ""
 
