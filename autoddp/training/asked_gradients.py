@@ -31,16 +31,17 @@ def gradients_of(
     The gradients of sharded tensors are sharded; all others are averaged over ranks, in the order
     of the parameters: a set of the script has another order in each process.
     """
+    if type(inputs) is dict:
+        found = gradients_of(view, plain, outputs, [*inputs.values()], grad_outputs, given)
+        return dict(zip(inputs, found, strict=True))
     outs, ins, given_seeds = listed(outputs), listed(inputs), listed(grad_outputs)
     if given.pop("is_grads_batched", False) and any(seed is not None for seed in given_seeds):
-        columns = _one_by_one(view, plain, outs, ins, given_seeds, given)
-        return dict(zip(inputs, columns, strict=True)) if type(inputs) is dict else columns
+        return _one_by_one(view, plain, outs, ins, given_seeds, given)
     tops, seeds = roots(outs, given_seeds)
     seeds_given = None if all(seed is None for seed in seeds) else seeds
     got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
     true = {k: _true(got[k], ins[k], view.group) for k in view.order.positions(ins)}
-    found = tuple(true[k] for k in range(len(ins)))
-    return dict(zip(inputs, found, strict=True)) if type(inputs) is dict else found
+    return tuple(true[k] for k in range(len(ins)))
 
 
 def _one_by_one(

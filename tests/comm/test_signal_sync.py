@@ -116,7 +116,7 @@ def test_what_a_handler_raises_leaves_effects_in_step():
                 return steps, str(error), run.group.call("after", lambda: 2)
 
         signal.signal(signal.SIGALRM, stop)
-        return [interrupted(0.005 + 1e-5 * time) for time in range(200)]
+        return [interrupted(0.005 + 1e-5 * number) for number in range(200)]
 
     zero, one = on_ranks(script, 2, Signals)
     assert zero == one
