@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autoddp.view.rules.autograd import roots
+from autoddp.view.rules.partial import unread
 from tests.support.threads import run_threads
 from tests.support.training import Scripts, assert_as_alone
 from tests.view.compare import Counting, by_rows, difference
@@ -249,7 +251,10 @@ def _saved_and_written(cut: Callable[[Tensor], Tensor]) -> list[Any]:
     z = cut(x) * 2
     y, spread = z.cos(), z.unsqueeze(0).expand(2, 4, 3).detach()
     z.data.view(-1)[:5].fill_(0.25)  # torch does not see it, and the backward reads it
-    y.sum().backward()
+    loss = y.sum()
+    if unread(loss):
+        loss.owner.pull()
+    torch.autograd.backward(*roots(loss, None))  # as `Gradients` does, which is not here
     first = spread.view(2, 4, 3)[0]
     spread.sum().item()
     spread.fill_(0.5)
