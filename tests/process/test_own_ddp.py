@@ -210,7 +210,10 @@ def ours(err: str) -> list[str]:
 @pytest.mark.parametrize("how", [*RANKS, *STARTERS])
 def test_ranks_are_what_torchrun_makes_of_them(how, script, warm, by_torchrun, tmp_path):
     path = script((RANKS | STARTERS)[how])
-    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    for _ in range(ATTEMPTS):
+        done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+        if done.code == 0:
+            break
     assert done.code == 0, done.err
     assert lines(done.out) == by_torchrun
     (said,) = ours(done.err)
