@@ -92,6 +92,15 @@ for x, y in batches(2500):
     F.softplus(-judge(made)).mean().backward()
     one.step()
 """,
+    "updates by hand": """
+weights = [torch.randn(size).mul_(0.2).requires_grad_() for size in ((20, 32), (32,), (32, 1))]
+for x, y in batches(6000):
+    F.mse_loss(F.relu(x @ weights[0] + weights[1]) @ weights[2], y).backward()
+    with torch.no_grad():
+        for w in weights:
+            w -= 0.01 * w.grad
+            w.grad = None
+""",
     "two workers": "train(mlp(), batches(1500, num_workers=2, persistent_workers=True))",
     "a loss read at each step": """
 def loss(net, x, y):

@@ -148,17 +148,26 @@ class Backwards:
         )
 
     def reduce(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
-        """Run a backward with its reducer.
+        """Run a backward with its reducer; average at its end if a placement is to be chosen yet.
+
+        A reducer takes a second to make in a process that has not imported Dynamo, as DDP does, and
+        whole batches need none.
 
         The reducer gives zeros to leaves that no gradient has reached. These are removed: an
         optimizer skips a parameter without a gradient, and decays one whose gradient is zero.
         """
-        replica = self.replicas.of(leaves)
+        replica, without = self.replicas.of(leaves), list[Tensor]()
         try:
-            with self._at_common_point(replica), _without_gradient(tops, leaves.dense) as without:
-                with torch.enable_grad():
-                    torch_internals.arm(replica.reducer)  # now and then ranks agree upon buckets
-                plain(tops, **given)
+            with self._at_common_point(replica):
+                if self.view.undecided:
+                    plain(tops, **given)
+                    without = _with_zeros(leaves.dense)
+                    there = (gradient_of(leaf) for leaf in leaves.dense)
+                    self.replicas.average_dense([g for g in there if g is not None])
+                else:
+                    with _without_gradient(tops, leaves.dense) as without:
+                        self.replicas.arm(replica)
+                        plain(tops, **given)
         except BaseException:
             self.replicas.drop(replica)
             raise
@@ -181,6 +190,14 @@ class Backwards:
                 yield
             finally:
                 view.work.turn(before)
+
+
+def _with_zeros(leaves: list[Tensor]) -> list[Tensor]:
+    """Give zeros to the leaves that no gradient has reached, and return these."""
+    without = [leaf for leaf in leaves if gradient_of(leaf) is None]
+    for leaf in without:
+        leaf.grad = torch.zeros_like(leaf)
+    return without
 
 
 @contextmanager

@@ -31,8 +31,8 @@ from autoddp.view.state import View
 
 MAX_GRAPHS = 8  # compiled graphs of one of Dynamo's graphs, by the placements of inputs
 CUDA_GRAPHS = {"triton.cudagraphs": False}  # host collectives cannot be captured
-# Modules with functions that the collector or an audit hook calls.
-CALLED_BY_PYTHON = ("comm.context", "training.loading.live", "effects.witness")
+# Modules with functions that the collector or an audit hook calls, and one that calls the disabled.
+SKIPPED = ("comm.context", "training.loading.live", "effects.witness", "training.uncompiled")
 Graph = Callable[..., Any]
 
 
@@ -40,7 +40,7 @@ Graph = Callable[..., Any]
 def _dynamo() -> ModuleType:
     """Return Dynamo, which leaves alone what Python calls by itself between two frames."""
     dynamo = importlib.import_module("torch._dynamo")  # takes as long as torch's own import
-    for module in CALLED_BY_PYTHON:
+    for module in SKIPPED:
         dynamo.trace_rules.add(f"autoddp.{module}")
     return dynamo
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Steps that are compared: the first ones, then one in a prime number, so that optimizers which step
 # in turn are all compared, and later one in a larger number: a comparison takes milliseconds.
 CHECKED, EVERY, LATER = 5, 101, 1009
+MANY = 20  # backwards without a step, behind which each is one: weights are updated by hand
 
 
 class Consistency:
@@ -39,25 +40,36 @@ class Consistency:
         self.steps, self.next = 0, 1  # steps so far, and the one that is compared next
         self._latest: dict[int, Tensor] = {}  # the leaves of the latest backward, by id
         self._stepped = True  # whether an optimizer has stepped since
+        self._since = 0  # backwards since an optimizer has stepped
         self.unread = False  # whether its leaves were not read, as they are not compared
         self._compared: dict[int, weakref.ref[Tensor]] = {}  # by the id of the reference
 
     def note(self, leaves: list[Tensor]) -> None:
-        """Note the leaves of a backward."""
+        """Note the leaves of a backward.
+
+        Raises:
+            Disagreement: The backward is a step, and weights or generators differ between ranks.
+        """
         self._latest, self._stepped = {id(leaf): leaf for leaf in leaves}, False
         self.unread = False
+        self._since += 1
+        if self._since > MANY:
+            self._step(leaves, gradients=False)  # these may be pending
 
     def skips(self) -> bool:
         """Return whether a backward is not compared; if so, note it, as its leaves are not read."""
         if self.steps + 1 >= self.next:
             return False
         self._latest, self._stepped, self.unread = {}, False, True
+        self._since += 1
+        self.steps += self._since > MANY
         return True
 
     def passes(self) -> bool:
         """Return whether this is a step behind a backward that is not compared."""
         if self.unread and not self._stepped:
             self._stepped = True
+            self._since = 0
             self.steps += 1
         return self.unread
 
@@ -76,6 +88,7 @@ class Consistency:
         """
         if self.passes():
             return
+        self._since = 0
         if in_backward:
             self._latest = {}
         elif not self._stepped:
@@ -98,11 +111,11 @@ class Consistency:
             leaves = {id(leaf): leaf for leaf in known} | self._latest
             self._compare([*leaves.values()], gradients=False)
 
-    def _step(self, leaves: list[Tensor]) -> None:
+    def _step(self, leaves: list[Tensor], gradients: bool = True) -> None:
         self.steps += 1
         if self.steps >= self.next:
             self.next = _following(self.steps)
-            self._compare(self.view.order.sorted(leaves))
+            self._compare(self.view.order.sorted(leaves), gradients)
             share_buffers(self.run)
 
     def _compare(self, leaves: list[Tensor], gradients: bool = True) -> None:

@@ -17,12 +17,12 @@ from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
-from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.asked_gradients import as_held, gradients_of
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.consistency import Consistency
 from autoddp.training.leaves import leaves_without_rows
 from autoddp.training.parameters.shard import is_shard
+from autoddp.training.uncompiled import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.view import Partial, ShardedTensor
 from autoddp.view.redistribute import Boundary, mean_over_ranks
 from autoddp.view.rules.autograd import listed, roots

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import get_ident
@@ -29,10 +30,11 @@ from torch.optim.optimizer import (
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
-from autoddp.patching import Feature
-from autoddp.torch_internals import disable_dynamo, no_torch_function
+from autoddp.patching import Feature, patch, stands_for
+from autoddp.torch_internals import no_torch_function
 from autoddp.training.parameters.choice import free_on
 from autoddp.training.step_costs import ON_ACCELERATOR, Step, on_cpus
+from autoddp.training.uncompiled import disable_dynamo
 from autoddp.view.dispatch import counted
 
 if TYPE_CHECKING:
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
 
 FASTER = 1.3  # how much faster whole batches have to be
 LONG = 0.05  # seconds of whole batches with work to share, unless a third of functions gather
-OTHERS = 20  # steps of another optimizer in a row, after which its loop is the one that runs
+OTHERS = 20  # steps of another loop in a row, after which it is the one that runs
 COUNTED = 3  # the step that is counted: lazy modules and states are there
 AGAIN = 1000  # steps until the next one that is counted
 
 
 @dataclass
 class Loop:
-    """A training: the steps of an optimizer since its last choice, and that choice."""
+    """A training: its steps since its last choice, and that choice."""
 
     step: int = 0
     next: int = COUNTED
@@ -57,13 +59,16 @@ class Loop:
 class Placement(Feature):
     """The choice of each loop; its state is alike on all ranks.
 
-    Several optimizers may step in turn (GANs): the first of them stands for the loop.
+    Several optimizers may step in turn (GANs): the first of them stands for the loop. Behind many
+    backwards without a step of an optimizer of torch, each backward is a step of one more loop,
+    which this feature stands for: the script updates its weights by hand, or in hooks.
 
     Attributes:
         loops: The loops by their optimizers.
         current: The optimizer whose loop runs.
         loop: That loop.
         others: Steps of other optimizers since its last one.
+        backwards: Backwards since an optimizer's last step.
     """
 
     name = "placement"
@@ -72,10 +77,10 @@ class Placement(Feature):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.loops: WeakKeyDictionary[Optimizer, Loop] = WeakKeyDictionary()
-        self.current: ref[Optimizer] | None = None
+        self.loops: WeakKeyDictionary[Optimizer | Placement, Loop] = WeakKeyDictionary()
+        self.current: ref[Optimizer | Placement] | None = None
         self.loop = Loop()
-        self.others = 0
+        self.others = self.backwards = 0
         self.stepping = False
         self.before = 0, 0  # the step that is counted: collectives, and bytes that were gathered
         self.counting = ExitStack()
@@ -91,6 +96,8 @@ class Placement(Feature):
         if self.run.options.placement == "replicated":
             self.view.replicates = True
             return
+        self.view.undecided = True
+        undo.callback(setattr, self.view, "undecided", False)
         undo.callback(self.counting.close)
         undo.callback(register_optimizer_step_pre_hook(self._begin).remove)
         undo.callback(register_optimizer_step_post_hook(self._end).remove)
@@ -109,27 +116,61 @@ class Placement(Feature):
             or self.group.kind
             or get_ident() != self.view.context.thread
         ):
-            return self._step(optimizer)
+            return self._stepped(optimizer)
         self.stepping = False  # all that a step does which decides nothing
-        self.others = 0
+        self.others = self.backwards = 0
         loop.step += 1
         return None
 
     @disable_dynamo
-    def _step(self, optimizer: Optimizer) -> None:
-        """Count a step: once if a subclass calls the step of its base class."""
-        context = self.view.context
-        if not self.stepping or not context.is_rank() or context.in_thread():
+    def _stepped(self, optimizer: Optimizer) -> None:
+        """Count an optimizer's step: once if a subclass calls the step of its base class."""
+        if self.stepping and self.view.context.is_script():
+            self.stepping = False
+            if not torch_internals.in_backward():
+                self.backwards = 0
+                self._step(optimizer)
+
+    @patch(
+        "torch.autograd:backward",
+        "torch.autograd:grad",
+        why="they are the steps of a loop that no optimizer of torch shows",
+        hot=True,
+    )
+    def backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace it by a function that counts those of the script."""
+        if self.run.options.placement == "replicated":
+            return plain
+
+        @stands_for(plain)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            found = plain(*args, **kwargs)
+            context = self.view.context
+            if (
+                get_ident() == context.thread
+                and not torch.compiler.is_compiling()
+                and not torch_internals.in_backward()
+                and torch_internals.transform() is None
+                and context.is_rank()
+                and not any(context.depth)  # else a data set's, on some ranks, or a module's
+            ):
+                self.backwards += 1
+                if self.backwards >= OTHERS:
+                    self._step(self)
+            return found
+
+        return backward
+
+    def _step(self, of: Optimizer | Placement) -> None:
+        """Count a step of a loop."""
+        if accelerator.capturing():
             return
-        self.stepping = False
-        if torch_internals.in_backward() or accelerator.capturing():
-            return
-        if self.current is None or self.current() is not optimizer:
+        if self.current is None or self.current() is not of:
             self.others += 1
             # not whether that one is gone, which ranks may learn at different moments
             if self.others < OTHERS and self.current is not None:
                 return
-            self._enter(optimizer)
+            self._enter(of)
         self.others, loop = 0, self.loop
         loop.step += 1
         if loop.step == loop.next - 2:  # the next step may still take what was made before
@@ -137,13 +178,13 @@ class Placement(Feature):
         elif loop.step == loop.next - 1:
             self._count()
         elif loop.step == loop.next:
-            self._choose(optimizer, loop)
+            self._choose(of, loop)
 
-    def _enter(self, optimizer: Optimizer) -> None:
-        """Go on with the loop of this optimizer, in the way that was chosen for it."""
+    def _enter(self, of: Optimizer | Placement) -> None:
+        """Go on with this loop, in the way that was chosen for it."""
         self.counting.close()
-        self.current = ref(optimizer)
-        self.loop = loop = self.loops.setdefault(optimizer, Loop())
+        self.current = ref(of)
+        self.loop = loop = self.loops.setdefault(of, Loop())
         loop.step = min(loop.step, loop.next - COUNTED)
         self.view.replicates = loop.chosen
 
@@ -163,14 +204,15 @@ class Placement(Feature):
         self.before = self.group.collective_check.count, self.group.gathered
         self.counting.enter_context(counted(add))
 
-    def _choose(self, optimizer: Optimizer, loop: Loop) -> None:
+    def _choose(self, of: Optimizer | Placement, loop: Loop) -> None:
         """Take a way until the next choice, and say so if it is another one than before."""
         counts = self.view.counts
         self.counting.close()
         assert counts is not None
         counts.collectives = self.group.collective_check.count - self.before[0]
         counts.moved = self.group.gathered - self.before[1]
-        mine = (p for group in optimizer.param_groups for p in group["params"])
+        groups = of.param_groups if isinstance(of, Optimizer) else ()
+        mine = (p for group in groups for p in group["params"])
         gradients = sum(p.numel() * p.dtype.itemsize for p in mine if p.requires_grad)
         here = self.run.world.local_world_size, len(os.sched_getaffinity(0))
         costs = ON_ACCELERATOR if self.group.kind else on_cpus(*here)
@@ -191,7 +233,7 @@ class Placement(Feature):
             "replicated ones"
         )
         what += f", but {why}" if why else ""
-        changes, loop.chosen = faster != loop.chosen, faster
+        changes, loop.chosen, self.view.undecided = faster != loop.chosen, faster, False
         self.view.replicates, loop.step, loop.next = faster, 0, AGAIN
         if changes or not self.run.report.of("placement"):
             self.run.report.add("placement", "", what)

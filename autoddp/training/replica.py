@@ -54,15 +54,16 @@ def put_back(tensors: list[Tensor], flat: Tensor) -> None:
 
 @dataclass
 class Replica:
-    """A reducer, and the leaves whose gradients it averages.
+    """Leaves whose gradients are averaged together, and what does so.
 
     Attributes:
+        reducer: It is made for the first backward that needs it.
         expected: How many backwards the script accumulated before its last step.
         count: How many it has accumulated since.
     """
 
-    reducer: DistributedDataParallel
     leaves: Leaves
+    reducer: DistributedDataParallel | None = None
     expected: int = 0
     count: int = 0
 
@@ -79,11 +80,18 @@ class Replicas:
         found = self._kept.pop(leaves.key, None)
         if found is None:
             self.compare(leaves.dense)
-            found = Replica(self._made(leaves.dense), leaves)
+            found = Replica(leaves)
         self._kept[leaves.key] = found
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return found
+
+    def arm(self, replica: Replica) -> None:
+        """Prepare the reducer for a backward; now and then ranks agree upon its buckets."""
+        if replica.reducer is None:
+            replica.reducer = self._made(replica.leaves.dense)
+        with torch.enable_grad():
+            torch_internals.arm(replica.reducer)
 
     def _made(self, leaves: list[Tensor]) -> DistributedDataParallel:
         group, owner = self.group, Anchor()
@@ -102,8 +110,9 @@ class Replicas:
         not collected it by then: its C++ part goes at once.
         """
         self._kept.pop(replica.leaves.key, None)
-        parts = vars(replica.reducer)
-        del parts["logger"], parts["reducer"]
+        if replica.reducer is not None:
+            parts = vars(replica.reducer)
+            del parts["logger"], parts["reducer"]
 
     def compare(self, leaves: list[Tensor]) -> None:
         """Compare leaves over ranks; all ranks run the same script on the same values.

@@ -35,6 +35,7 @@ class View:
         sharded_parameters: Whether parameters of this job are sharded.
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
+        undecided: Whether the first loop's placement is still to be chosen.
         alike: Whether batches stay whole, and ranks compute the same of them to the last bit.
         ignored: The targets that the latest loss to wait for their number ignores; None before.
         counts: What is counted of the step that runs; None in almost all steps.
@@ -60,7 +61,7 @@ class View:
         self.streams: dict[torch.device, Tensor] = {}
         self.held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.again: Any = None
-        self.alike = self._replicates = False
+        self.undecided = self.alike = self._replicates = False
         self.counts: Any = None
         self.ignored: int | None = None
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}

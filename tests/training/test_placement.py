@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from itertools import count, cycle
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.support.training import (
     TWO_OR_THREE,
     Scripts,
     assert_as_alone,
+    assert_same,
     batches,
     grads,
     mlp,
@@ -371,6 +373,24 @@ def test_weights_are_compared_where_nobody_averages():
         on_ranks(lambda run: drifts(run, 30), placement="replicated")
 
 
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+def test_weights_that_are_updated_by_hand_are_compared(placement):
+    def drifts(run, by):
+        model = mlp()
+        for number in range(130):
+            F.cross_entropy(model(torch.ones(4, 5)), torch.ones(4).long()).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+                    p.grad = None
+                if number == 40 and run.world.rank:
+                    model[0].weight[0, 0] += by
+
+    on_ranks(lambda run: drifts(run, 0.0), placement=placement)
+    with pytest.raises(AssertionError, match="is not the same on all ranks"):
+        on_ranks(lambda run: drifts(run, 1.0), placement=placement)
+
+
 def test_gradients_that_are_set_by_hand_are_compared():
     """Behind a training by backwards, too, of which nothing is compared."""
 
@@ -497,7 +517,7 @@ def test_twenty_runs_of_the_benchmark_choose_alike(name, warm, tmp_path):
     """However busy the machine is, as here beside other tests."""
     loop, found = tmp_path / "loop.py", set()
     loop.write_text(never_slower.LOOP + never_slower.LOOPS[name])
-    words = ("run", "-n", "2", "--placement", "auto", "--report", "report.json", str(loop), "16")
+    words = ("run", "-n", "2", "--placement", "auto", "--report", "report.json", str(loop), "32")
     for number in range(20):
         got = warm.run("autoddp", *words, folder=tmp_path / str(number))
         assert got.code == 0, got.err
@@ -637,6 +657,76 @@ def test_a_new_loop_is_counted_as_well():
     assert [first, second] == others
     assert first == [False] * COUNTED + [True] * (40 - COUNTED)
     assert second == [True] * OTHERS + [False] * (COUNTED - 1) + [True] * (41 - OTHERS - COUNTED)
+
+
+def by_hand(model, steps, ask=False):
+    """The ways of a training's steps that no optimizer makes."""
+    ways = []
+    for x, y in batches(8 * steps, 8):
+        ways.append(type(x) is torch.Tensor)
+        loss, parameters = F.cross_entropy(model(x), y), [*model.parameters()]
+        if ask:
+            found = torch.autograd.grad(loss, parameters)
+        else:
+            loss.backward()
+            found = [p.grad for p in parameters]
+        with torch.no_grad():
+            for p, g in zip(parameters, found, strict=True):
+                p -= 0.1 * g
+                p.grad = None
+    return ways
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_backwards_are_the_steps_of_a_loop_without_an_optimizer(ask):
+    found = on_ranks(lambda run: by_hand(mlp(), 40, ask), placement="auto")
+    first = OTHERS + COUNTED - 1
+    assert found == [[False] * first + [True] * (40 - first)] * 2
+
+
+def test_a_loop_by_hand_and_one_of_an_optimizer_follow_each_other():
+    """Each is chosen for; a backward before each step of an optimizer counts for that alone."""
+
+    def both(run):
+        first, (second, decisions), third = by_hand(mlp(), 30), chosen(run, 40), by_hand(mlp(), 30)
+        return first[-1], second, third, len(decisions)
+
+    (first, second, third, decisions), other = on_ranks(both, placement="auto")
+    assert other == (first, second, third, decisions)
+    assert first
+    assert second == [True] * OTHERS + [False] * (COUNTED - 1) + [True] * (41 - OTHERS - COUNTED)
+    assert third == [True] * 30
+    assert decisions == 2
+
+
+def test_what_is_not_the_script_s_own_loop_counts_no_steps():
+    """A data set's backwards run on one rank, and those of a thread at any moment."""
+
+    class Attacked(Items):
+        def __getitem__(self, at):
+            x = self.data[at].requires_grad_()
+            return x.detach() + torch.autograd.grad(x.square().sum(), x)[0], at % 3
+
+    def ways(run):
+        model, found = mlp(), []
+        optimizer = sgd(model)
+        for number, (x, y) in enumerate(DataLoader(Attacked(), 10)):
+            found.append(type(x) is torch.Tensor)
+            if run.world.rank:
+                leaf = torch.ones(1, requires_grad=True)
+                each = threading.Thread(
+                    target=lambda x=leaf: [x.exp().backward() for _ in range(60)]
+                )
+                each.start()
+                each.join()
+            F.cross_entropy(model(x), y).backward()
+            if number != 1:
+                optimizer.step()
+        return found, weights(model)
+
+    (first, want), (second, got) = on_ranks(ways, placement="auto")
+    assert first == second
+    assert_same(want, got)
 
 
 def test_each_loop_has_its_own_choice_and_keeps_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from autoddp.view.rules.operands import MISALIGNED, local_operand
 from autoddp.view.rules.partial import unread
 from autoddp.view.sharded_tensor import full, is_sharded
 from autoddp.view.table import uncached_rule
+
+COMPARES = "torch.fx.experimental.symbolic_shapes"
 
 
 def listed(x: Any) -> list[Any]:
@@ -36,7 +39,7 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
     if unread(out):
         times = out.owner.group.size
         if seed is None:
-            return out.local, out.local.new_full((), times)
+            return _scaled(out.local, times)
         return out.local, full(seed).to(out.local.dtype) * times
     if is_sharded(out):
         times = out.sizes.view.group.size
@@ -49,6 +52,18 @@ def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
             )
         return out.local, local * times
     return full(out), full(seed)
+
+
+def _scaled(loss: Tensor, times: int) -> tuple[Tensor, Tensor | None]:
+    """Return a root and its gradient, which give this multiple of a loss's gradients.
+
+    Torch compares the shape of a gradient by sympy, whose import takes half a second; no gradient
+    is slower by a function.
+    """
+    if COMPARES in sys.modules:
+        return loss, loss.new_full((), times)
+    with torch.enable_grad():
+        return loss * times, None
 
 
 @uncached_rule("backward")
