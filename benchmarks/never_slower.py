@@ -1,12 +1,14 @@
 """Seconds of small scripts on ranks, over those of `python`: no script should be slower on ranks.
 
-    python -m benchmarks.never_slower [--placement auto sharded] [--ranks 2] [--rounds 1]
+    python -m benchmarks.never_slower [--placement auto sharded at-once] [--ranks 2] [--rounds 1]
         [--steps N] [NAME ...]
 
 Each script runs by `python` and on ranks in turn, with one thread in each process, in an empty
-folder that is its home. Seconds are those of the whole command, and for the loops, in a second
-table, of what comes after their imports, which is what remains in a long training. Scripts of
-`tests/libraries` need those libraries; without them their rows are left out.
+folder that is its home. `at-once` stands for as many runs by `python` at once as there are ranks,
+the slowest of which counts: what the machine can do of whole batches on each rank. Seconds are
+those of the whole command, and for the loops, in a second table, of what comes after their imports,
+which is what remains in a long training. Scripts of `tests/libraries` need those libraries; without
+them their rows are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +166,17 @@ def command(name: str, way: str, ranks: int, steps: int) -> list[str]:
     file, *given = FILES.get(name, ("loop.py", *([str(steps)] if steps else [])))
     script = [file if name in LOOPS else str(ROOT / file), *given]
     run = ["-m", "autoddp", "run", "-n", str(ranks), "--placement", way]
-    return script if way == "python" else run + script
+    return script if way in ("python", "at-once") else run + script
+
+
+def slowest(name: str, command: list[str], count: int) -> tuple[float, float]:
+    """Return the seconds of the slowest of some runs at once, each in a folder of its own."""
+    with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(count) as at_once:
+        folders = [Path(made, str(number)) for number in range(count)]
+        for folder in folders:
+            folder.mkdir()
+            (folder / "loop.py").write_text(LOOP + LOOPS.get(name, "") + END)
+        return max(at_once.map(lambda folder: seconds(command, folder), folders))
 
 
 def measured(name: str, ways: list[str], ranks: int, rounds: int, steps: int) -> list[Any]:
@@ -172,9 +185,8 @@ def measured(name: str, ways: list[str], ranks: int, rounds: int, steps: int) ->
     for _ in range(rounds):
         row = []
         for way in ["python", *ways]:
-            with tempfile.TemporaryDirectory() as made:
-                (Path(made) / "loop.py").write_text(LOOP + LOOPS.get(name, "") + END)
-                row.append(seconds(command(name, way, ranks, steps), Path(made)))
+            count = ranks if way == "at-once" else 1
+            row.append(slowest(name, command(name, way, ranks, steps), count))
         times.append(row)
     columns = zip(*times, strict=True)
     return [[statistics.median(part) for part in zip(*column, strict=True)] for column in columns]

@@ -48,3 +48,20 @@ def test_the_script_finds_its_own_module_of_a_name_that_the_compiler_uses(tmp_pa
         "torch.optim.SGD([w], 1.0).step()\nprint(w.item())\n",
     )
     assert (done.rc, done.out) == (0, "True\nmine mine, too\n0.0\n"), done.err
+
+
+@pytest.mark.slow
+def test_a_loop_that_updates_weights_by_hand_imports_neither_it_nor_sympy(tmp_path):
+    """As in one process, while batches are shared and when they are whole."""
+    done = job(
+        tmp_path,
+        "import sys, torch\nlinear, was = torch.nn.Linear(3, 1), []\nfor _ in range(40):\n"
+        "    was.append(type(linear(torch.ones(4, 3))))\n"
+        "    linear(torch.ones(4, 3)).mean().backward()\n"
+        "    with torch.no_grad():\n"
+        "        linear.weight -= 0.1 * linear.weight.grad\n        linear.zero_grad()\n"
+        f"print(was[0] is was[-1], {HERE}, 'sympy' in sys.modules)\n",
+        env={"AUTODDP_PLACEMENT": "auto"},
+    )
+    assert (done.rc, done.out) == (0, "False False False\n"), done.err
+    assert "batches are replicated" in done.err
