@@ -6,6 +6,7 @@ import pytest
 
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
+from tests.support.same import same_text
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +57,26 @@ def test_ranks_draw_alike_on_devices_that_nobody_seeded(tmp_path):
     got = jobs.ranks(path, tmp_path)
     assert got.code == 0, got.err
     assert len(got.out.splitlines()) == 6
+
+
+BY_HAND = """
+net = mlp(0.4).to(D)
+for _ in range(10):
+    for a, b in DataLoader(data, 24):
+        loss = F.cross_entropy(net(a.to(D)), b.to(D))
+        loss.backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+        print(f"{loss.item():.12f}")
+"""
+
+
+def test_a_loop_by_hand_averages_before_and_behind_its_choice(tmp_path):
+    """Before it, at the end of each backward, and whole batches by a reducer, as they may drift."""
+    path = jobs.script(HEAD + BY_HAND, tmp_path)
+    want, got = jobs.alone(path, tmp_path), jobs.ranks(path, tmp_path, AUTODDP_PLACEMENT="auto")
+    assert (want.code, got.code) == (0, 0), want.err + got.err
+    assert "batches are replicated" in got.err
+    same_text(want.out, got.out, 1e-9, "stdout")
