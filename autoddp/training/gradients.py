@@ -64,10 +64,15 @@ class Gradients(Feature):
         undo.callback(self.run.effects.before_save.remove, self.compare_before_save)
 
     def _plain(self, *held: Any) -> bool:
-        """Return whether to call torch alone; so does a thread, unless an argument is sharded."""
+        """Return whether to call torch alone.
+
+        A data set's gradients are of this rank's rows, and a thread's of whole batches, unless an
+        argument is sharded.
+        """
         context = self.view.context
         return (
             not context.is_rank()
+            or context.depth[Code.FETCH] > 0
             or (context.in_thread() and not _held(held))
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
