@@ -66,14 +66,13 @@ class Gradients(Feature):
     def _plain(self, *held: Any) -> bool:
         """Return whether to call torch alone.
 
-        A data set's gradients are of this rank's rows, and a thread's of whole batches, unless an
-        argument is sharded.
+        So do data sets and threads, for what this rank alone computes, unless an argument is
+        sharded.
         """
         context = self.view.context
         return (
             not context.is_rank()
-            or context.depth[Code.FETCH] > 0
-            or (context.in_thread() and not _held(held))
+            or ((context.depth[Code.LOADING] or context.in_thread()) and not _held(held))
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
@@ -88,11 +87,13 @@ class Gradients(Feature):
         return found if all(isinstance(x, Tensor) for x in found) else []
 
     def _apart(self) -> bool:
-        """Return whether ranks share no work, and this is no backward of the script."""
+        """Return whether ranks share no work, and this is the script, outside of a backward."""
+        context = self.view.context
         return (
             self.view.alike
             and not self.backwards.depth
-            and get_ident() == self.view.context.thread
+            and not context.depth[Code.LOADING]
+            and get_ident() == context.thread
             and not torch.compiler.is_compiling()
         )
 

@@ -115,6 +115,7 @@ class Placement(Feature):
             or loop.step >= loop.next - COUNTED
             or self.group.kind
             or get_ident() != self.view.context.thread
+            or any(self.view.context.depth)
         ):
             return self._stepped(optimizer)
         self.stepping = False  # all that a step does which decides nothing
@@ -125,9 +126,10 @@ class Placement(Feature):
     @disable_dynamo
     def _stepped(self, optimizer: Optimizer) -> None:
         """Count an optimizer's step: once if a subclass calls the step of its base class."""
-        if self.stepping and self.view.context.is_script():
+        context = self.view.context
+        if self.stepping and context.is_script():
             self.stepping = False
-            if not torch_internals.in_backward():
+            if not torch_internals.in_backward() and not any(context.depth):
                 self.backwards = 0
                 self._step(optimizer)
 
@@ -152,7 +154,7 @@ class Placement(Feature):
                 and not torch_internals.in_backward()
                 and torch_internals.transform() is None
                 and context.is_rank()
-                and not any(context.depth)  # else a data set's, on some ranks, or a module's
+                and not any(context.depth)  # a data set's may be on some ranks alone
             ):
                 self.backwards += 1
                 if self.backwards >= OTHERS:
