@@ -20,9 +20,8 @@ class Code(IntEnum):
 
     Attributes:
         INTERNAL: Autoddp's; its effects pass through, as if autoddp were not there.
-        FETCH: A data set's, for rows that differ between ranks; its effects pass through too, but
-            it finds files where this rank has put them.
-        LOADING: A data set's, on some or on all ranks, each of which computes all of it.
+        FETCH: A data set's, for rows or batches that other ranks do not fetch; its effects pass
+            through too, but it finds files where this rank has put them.
         PLAIN: Code in which no batch is looked for: a data set's fetch, a backward.
         FUNCTION: Code below torch's functions that computes on whole batches: an autograd function
             of the script, or what runs under its hooks of saved tensors.
@@ -32,7 +31,6 @@ class Code(IntEnum):
 
     INTERNAL = 0
     FETCH = auto()
-    LOADING = auto()
     PLAIN = auto()
     FUNCTION = auto()
     TALKING = auto()

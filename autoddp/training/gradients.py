@@ -72,7 +72,7 @@ class Gradients(Feature):
         context = self.view.context
         return (
             not context.is_rank()
-            or ((context.depth[Code.LOADING] or context.in_thread()) and not _held(held))
+            or ((context.depth[Code.FETCH] or context.in_thread()) and not _held(held))
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
@@ -92,7 +92,7 @@ class Gradients(Feature):
         return (
             self.view.alike
             and not self.backwards.depth
-            and not context.depth[Code.LOADING]
+            and not context.depth[Code.FETCH]
             and get_ident() == context.thread
             and not torch.compiler.is_compiling()
         )

@@ -192,8 +192,7 @@ class Fetching:
             return next(inner)
         try:
             noting = Drawing(lambda: self.outside) if draws else nullcontext()
-            context = self.run.view.context
-            with context.within(Code.LOADING), context.within(Code.PLAIN), noting:
+            with self.run.view.context.within(Code.PLAIN), noting:
                 return next(inner)
         finally:
             if self.outside is not None:

@@ -7,6 +7,7 @@ With workers, which only the first rank has, the others step their own sampler a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, default_collate
 
+from autoddp.comm.context import Code
 from autoddp.training.loading.batches import WholeBatches
 from autoddp.training.loading.plan import Plan
 from autoddp.training.loading.shared_pass import LocalBatch, SharedPass
@@ -56,7 +58,9 @@ class SharedBatches(WholeBatches):
         own = [] if isinstance(real.dataset, IterableDataset) else plan.generators or []
 
         def fetch(index: Any) -> Any:
-            with shared.context.internal():
+            context = shared.context
+            here = context.within(Code.FETCH) if context.on_script_thread() else nullcontext()
+            with context.internal(), here:
                 if shared.is_first:
                     return shared.serve(partial(real.fetch, index), own)
                 return shared.receive()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.report import users_line
 from autoddp.torch_internals import SavedTensors, device_of, in_backward
@@ -68,7 +69,8 @@ class ShardedParameters(Feature):
 
     def _applies(self) -> bool:
         context = self.run.view.context
-        return context.on_script_thread() and context.is_script()
+        alone = context.depth[Code.FETCH]  # other ranks do not come here
+        return context.on_script_thread() and context.is_script() and not alone
 
     @patch(
         *("torch.nn:Module.to", "torch.nn:Module.cuda", "torch.nn:Module.cpu"),

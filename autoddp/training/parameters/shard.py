@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from autoddp.comm.context import Code
 from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import plain_tensors, swap_implementation
 from autoddp.training.parameters.layout import Layout
@@ -253,13 +254,13 @@ def refuse_threads(wholes: Wholes) -> None:
     """Raise where other ranks do not follow.
 
     Raises:
-        BadInput: In a thread or a forked process of the script.
+        BadInput: In a thread, a forked process, or a data set of the script.
     """
     context = wholes.view.context
-    if context.in_thread() or not context.is_rank():
+    if context.in_thread() or not context.is_rank() or context.depth[Code.FETCH]:
         raise BadInput(
-            "a sharded parameter is used in a thread or a process of the script, where the other "
-            "ranks do not follow to gather it; run with --parameters replicated"
+            "a sharded parameter is used in a thread, a process or a data set of the script, where "
+            "the other ranks do not follow to gather it; run with --parameters replicated"
         )
 
 
@@ -267,7 +268,7 @@ def refuse_below(func: Any, found: list[Held]) -> None:
     """Raise where a function of parameters that autograd does not see cannot be computed.
 
     Raises:
-        BadInput: In a thread or a forked process of the script.
+        BadInput: In a thread, a forked process, or a data set of the script.
         LostGradient: One of them needs a gradient.
     """
     refuse_threads(found[0].wholes)
