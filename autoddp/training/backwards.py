@@ -97,14 +97,19 @@ class Backwards:
 
     def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
         inputs, graph = given.get("inputs"), given.get("create_graph")
-        if inputs is not None or graph or not leaves.dense:
-            plain(tops, **given)
-            found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
-        else:
-            self._average_dense(plain, tops, given, leaves)
-            found = {id(leaf): leaf for leaf in leaves.others} | self.hidden
-            for leaf in leaves.dense if found else ():
-                found.pop(id(leaf), None)
+        try:
+            if inputs is not None or graph or not leaves.dense:
+                plain(tops, **given)
+                found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
+            else:
+                self._average_dense(plain, tops, given, leaves)
+                found = {id(leaf): leaf for leaf in leaves.others} | self.hidden
+                for leaf in leaves.dense if found else ():
+                    found.pop(id(leaf), None)
+        except BaseException:  # what it has added is this rank's, which the script may go on with
+            if self._may_pend():
+                self.pending.add(leaves.dense)
+            raise
         if inputs is not None:
             found = {id(x): x for x in inputs if id(x) in found}
         self.replicas.average(self.view.order.sorted(found.values()), _mean if graph else None)
@@ -113,21 +118,13 @@ class Backwards:
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
     ) -> None:
         """Run a backward without the reducer if it may be late, else with it."""
-        late, pending = self._may_be_late(self.replicas.of(leaves), leaves), self.pending
-        held = late or not pending.leaves.keys().isdisjoint(map(id, leaves.dense))
-        try:
-            if late:
-                plain(tops, **given)
-            else:
-                self.reduce(plain, tops, given, leaves)
-        except BaseException:
-            if held:  # what was late is so still, with what this backward has added
-                pending.add(leaves.dense)
-            raise
-        if late:
-            pending.add(leaves.dense)
-        elif held:  # not before: a hook may have read one meanwhile
-            pending.drop(leaves.dense)
+        if self._may_be_late(self.replicas.of(leaves), leaves):
+            plain(tops, **given)
+            self.pending.add(leaves.dense)
+        else:
+            self.reduce(plain, tops, given, leaves)
+            if self.pending.leaves:  # not before: a hook may have read one meanwhile
+                self.pending.drop(leaves.dense)
 
     def _may_be_late(self, replica: Replica, leaves: Leaves) -> bool:
         """Count a backward; return whether its gradients may be averaged later.
@@ -142,10 +139,13 @@ class Backwards:
             self.late
             and replica.count < replica.expected
             and not leaves.others
-            and self.view.context.on_script_thread()
-            and not torch_internals.compiles()  # compiled code reads past any property
+            and self._may_pend()
             and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
         )
+
+    def _may_pend(self) -> bool:
+        """Return whether gradients may wait to be read; compiled code reads past any property."""
+        return self.view.context.on_script_thread() and not torch_internals.compiles()
 
     def reduce(self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves) -> None:
         """Run a backward with its reducer; average at its end if a placement is to be chosen yet.

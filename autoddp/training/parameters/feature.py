@@ -64,7 +64,8 @@ class ShardedParameters(Feature):
         self.run.effects.saving = functools.partial(saving, self.wholes)
 
     def _before_step(self, *_: Any) -> None:
-        if self.run.view.sharded_parameters:
+        view = self.run.view
+        if view.sharded_parameters and not view.context.depth[Code.FETCH]:
             self.wholes.before_step()
 
     def _applies(self) -> bool:
