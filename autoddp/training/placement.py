@@ -43,8 +43,13 @@ if TYPE_CHECKING:
 FASTER = 1.3  # how much faster whole batches have to be
 LONG = 0.05  # seconds of whole batches with work to share, unless a third of functions gather
 OTHERS = 20  # steps of another loop in a row, after which it is the one that runs
+CALLS = 100  # calls of modules in a row without a backward, after which each is a step
 COUNTED = 3  # the step that is counted: lazy modules and states are there
 AGAIN = 1000  # steps until the next one that is counted
+
+
+class Kind:
+    """What stands for a loop that no optimizer of torch stands for."""
 
 
 @dataclass
@@ -60,15 +65,18 @@ class Placement(Feature):
     """The choice of each loop; its state is alike on all ranks.
 
     Several optimizers may step in turn (GANs): the first of them stands for the loop. Behind many
-    backwards without a step of an optimizer of torch, each backward is a step of one more loop,
-    which this feature stands for: the script updates its weights by hand, or in hooks.
+    backwards without a step of an optimizer of torch, each backward is a step of one more loop: the
+    script updates its weights by hand, or in hooks. Behind many calls of modules without either,
+    each call is one of a third: an evaluation, or a policy that acts.
 
     Attributes:
         loops: The loops by their optimizers.
-        current: The optimizer whose loop runs.
+        current: The optimizer whose loop runs, or the kind of that loop.
         loop: That loop.
-        others: Steps of other optimizers since its last one.
+        others: Steps of other loops since its last one.
         backwards: Backwards since an optimizer's last step.
+        calls: Outermost calls of modules since the last backward or step.
+        trained: Whether there was a backward, or a step.
     """
 
     name = "placement"
@@ -77,10 +85,12 @@ class Placement(Feature):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.loops: WeakKeyDictionary[Optimizer | Placement, Loop] = WeakKeyDictionary()
-        self.current: ref[Optimizer | Placement] | None = None
+        self.loops: WeakKeyDictionary[Optimizer | Kind, Loop] = WeakKeyDictionary()
+        self.current: ref[Optimizer | Kind] | None = None
+        self.by_hand, self.forward = Kind(), Kind()
         self.loop = Loop()
-        self.others = self.backwards = 0
+        self.others = self.backwards = self.calls = 0
+        self.trained = False
         self.stepping = False
         self.before = 0, 0  # the step that is counted: collectives, and bytes that were gathered
         self.counting = ExitStack()
@@ -96,8 +106,9 @@ class Placement(Feature):
         if self.run.options.placement == "replicated":
             self.view.replicates = True
             return
-        self.view.undecided = True
+        self.view.undecided, self.view.at_call = True, self._called
         undo.callback(setattr, self.view, "undecided", False)
+        undo.callback(setattr, self.view, "at_call", None)
         undo.callback(self.counting.close)
         undo.callback(register_optimizer_step_pre_hook(self._begin).remove)
         undo.callback(register_optimizer_step_post_hook(self._end).remove)
@@ -119,7 +130,7 @@ class Placement(Feature):
         ):
             return self._stepped(optimizer)
         self.stepping = False  # all that a step does which decides nothing
-        self.others = self.backwards = 0
+        self.others = self.backwards = self.calls = 0
         loop.step += 1
         return None
 
@@ -130,7 +141,8 @@ class Placement(Feature):
         if self.stepping and context.is_script():
             self.stepping = False
             if not torch_internals.in_backward() and not any(context.depth):
-                self.backwards = 0
+                self.backwards = self.calls = 0
+                self.trained = True
                 self._step(optimizer)
 
     @patch(
@@ -147,23 +159,36 @@ class Placement(Feature):
         @stands_for(plain)
         def backward(*args: Any, **kwargs: Any) -> Any:
             found = plain(*args, **kwargs)
-            context = self.view.context
-            if (
-                get_ident() == context.thread
-                and not torch.compiler.is_compiling()
-                and not torch_internals.in_backward()
-                and torch_internals.transform() is None
-                and context.is_rank()
-                and not any(context.depth)  # a data set's may be on some ranks alone
-            ):
+            if self._in_loop():
                 self.backwards += 1
+                self.calls, self.trained = 0, True
                 if self.backwards >= OTHERS:
-                    self._step(self)
+                    self._step(self.by_hand)
             return found
 
         return backward
 
-    def _step(self, of: Optimizer | Placement) -> None:
+    def _called(self) -> None:
+        """Count an outermost call of a module, unless a backward may follow."""
+        if (self.trained and torch.is_grad_enabled()) or not self._in_loop():
+            return
+        self.calls += 1
+        if self.calls >= CALLS:
+            self._step(self.forward)
+
+    def _in_loop(self) -> bool:
+        """Return whether this is the script's own code, which all ranks come to."""
+        context = self.view.context
+        return (
+            get_ident() == context.thread
+            and not torch.compiler.is_compiling()
+            and not torch_internals.in_backward()
+            and torch_internals.transform() is None
+            and context.is_rank()
+            and not any(context.depth)  # a data set's may be on some ranks alone
+        )
+
+    def _step(self, of: Optimizer | Kind) -> None:
         """Count a step of a loop."""
         if accelerator.capturing():
             return
@@ -182,7 +207,7 @@ class Placement(Feature):
         elif loop.step == loop.next:
             self._choose(of, loop)
 
-    def _enter(self, of: Optimizer | Placement) -> None:
+    def _enter(self, of: Optimizer | Kind) -> None:
         """Go on with this loop, in the way that was chosen for it."""
         self.counting.close()
         self.current = ref(of)
@@ -206,7 +231,7 @@ class Placement(Feature):
         self.before = self.group.collective_check.count, self.group.gathered
         self.counting.enter_context(counted(add))
 
-    def _choose(self, of: Optimizer | Placement, loop: Loop) -> None:
+    def _choose(self, of: Optimizer | Kind, loop: Loop) -> None:
         """Take a way until the next choice, and say so if it is another one than before."""
         counts = self.view.counts
         self.counting.close()

@@ -35,12 +35,14 @@ class Batch:
         sharded: Whether one of them is sharded, or holds what is.
         rows: The rows of arrays that tensors are still to be made of; 0 for none.
         copies: The script's containers, if some were looked into.
+        flat: Whether tensors of one dimension alone were sharded, which may be a single sample.
     """
 
     values: list[Any]
     sharded: bool
     rows: int = 0
     copies: Copies | None = None
+    flat: bool = False
 
 
 class ModuleEntry:
@@ -60,7 +62,7 @@ class ModuleEntry:
         self.where: tuple[nn.Module, str] | None = None  # a call to report once it is sharded
         # guesses by module; of weak references, as asking a dictionary made of them costs a call
         self.dims: dict[weakref.ref[nn.Module], list[int]] = {}
-        # modules that could not use the rows of what their containers hold
+        # modules that could not use the rows of what their containers hold, or of a single sample
         self.flat: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._inside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors made of arrays, sharded
@@ -84,6 +86,8 @@ class ModuleEntry:
         known = weakref.ref(module) in self.dims or next(nn.Module.parameters(module), None)
         if _traced() or known is None:
             return run(module, *args, **kwargs)
+        if self.view.at_call is not None and not self.depth:
+            self.view.at_call()
         if self.view.replicates and not shards:
             return self._whole(run, module, args, kwargs)
         if self.view.group.kind and capturing():
@@ -127,14 +131,15 @@ class ModuleEntry:
 
     def _learn(self, module: nn.Module, dims: list[int], batch: Batch, out: Any) -> None:
         """Take the next guess if a result of the module is on no rank's rows."""
-        if (len(dims) == 1 and batch.copies is None) or self.view.replicates:
+        unsure = len(dims) > 1 or batch.copies is not None or batch.flat
+        if not unsure or self.view.replicates:
             return
         found = [x for x in leaves_of((out,)) if isinstance(x, Tensor)]
         if any(type(x) not in PLAIN for x in found):
             return
         if len(dims) > 1:
             dims.pop(0)
-        elif found and batch.copies is not None:
+        elif found:
             self.flat.add(module)
 
     def _batch_dims(self, module: nn.Module) -> list[int]:
@@ -167,6 +172,9 @@ class ModuleEntry:
             rows = arrays[0] if arrays and lead is None else 0
             found.rows = rows if rows >= self.view.group.size else 0
             return found
+        flat = lead is None and all(x.dim() == 1 for x in plain)
+        if flat and module in self.flat:
+            return found
         sizes: ShardSizes | None = lead.sizes if lead is not None else self._sizes(plain[0], dim)
         if sizes is None or sizes.blocks > 1:
             return found
@@ -175,7 +183,7 @@ class ModuleEntry:
         shards = {id(x): self._shard(x, dims, sizes) for x in plain}
         copies = Copies(lambda x: shards.get(id(x), x))
         found.values = [copies.of(x) for x in values] if inside else [*map(copies.replace, values)]
-        found.copies = copies if inside else None
+        found.copies, found.flat = copies if inside else None, flat
         found.sharded = lead is not None or any(type(x) is ShardedTensor for x in shards.values())
         if lead is None and found.sharded and module not in self.reported:
             self._report(module, users_line())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ class View:
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
         undecided: Whether the first loop's placement is still to be chosen.
+        at_call: Is called before each outermost call of a module that may be sharded; or None.
         alike: Whether batches stay whole, and ranks compute the same of them to the last bit.
         ignored: The targets that the latest loss to wait for their number ignores; None before.
         counts: What is counted of the step that runs; None in almost all steps.
@@ -61,6 +63,7 @@ class View:
         self.streams: dict[torch.device, Tensor] = {}
         self.held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.again: Any = None
+        self.at_call: Callable[[], None] | None = None
         self.undecided = self.alike = self._replicates = False
         self.counts: Any = None
         self.ignored: int | None = None

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # the field's name for it
 from autoddp.view.batch_norm import Normalize, keep_layout
 from autoddp.view.draws import DrawingCall
 from autoddp.view.local_call import LocalCall
+from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.rules.operands import MISALIGNED, aligned, any_sharded, arguments
 from autoddp.view.rules.rows import row_operand, with_arguments
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
@@ -71,6 +72,8 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     view = me.sizes.view
     if not bound["training"] and me.sizes.smallest > 1:
         return LocalCall(args, kwargs, me.placement)
+    for name in ("weight", "bias"):  # may be computed from rows, as fast weights are
+        bound[name] = with_mean_gradient(bound[name], view.group)
     if not bound["training"] or not view.batch_statistics:
         out = func(me.local, **bound)
         return ShardedTensor(keep_layout(me.local, out), me.sizes)
