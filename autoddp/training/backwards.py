@@ -14,7 +14,7 @@ from autoddp import torch_internals
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Call
 from autoddp.training.late_averaging import PendingGradients
-from autoddp.training.leaves import Leaves, gradient_of, leaves_of, leaves_without_rows
+from autoddp.training.leaves import Leaves, gradient_of, leaves_of
 from autoddp.training.replica import Replica, Replicas
 from autoddp.view import work
 from autoddp.view.redistribute import MeanGradient, mean_over_ranks
@@ -70,22 +70,14 @@ class Backwards:
             self.depth -= 1
             self.hidden.clear()
 
-    def run_alone(self, plain: Any, tops: list[Any]) -> list[Tensor] | None:
-        """Run a backward without averaging, for ranks that are alike; None if rows are involved.
-
-        Gradients that are pending remain so: the mean of a sum of both kinds is the true one.
-        """
-        leaves = None if self.depth else leaves_without_rows(tops)
-        if leaves is None:
-            return None
-        found = [*leaves]
-        self.run_plain(plain, inner=found)
-        return found
-
     def run_plain(
         self, plain: Any, args: Any = (), kwargs: Any = None, inner: list[Tensor] | None = None
     ) -> Any:
-        """Run a backward that averages nothing; add to `inner` the leaves of those inside it."""
+        """Run a backward without averaging, for ranks that are alike.
+
+        Gradients that are pending remain so: the mean of a sum of both kinds is the true one. The
+        leaves of backwards inside it are added to `inner`.
+        """
         self.depth, self.alone = 1, True
         try:
             return plain(*args, **kwargs or {})

@@ -121,10 +121,13 @@ class Gradients(Feature):
     def _averaged(self, call: Call) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
         if wholes := self._wholes(call.args):
-            with self.view.context.within(Code.PLAIN):
-                leaves = self.backwards.run_alone(call.plain, wholes)
+            leaves = None if self.backwards.depth else leaves_without_rows(wholes)
             if leaves is not None:
-                return self.consistency.note(leaves)
+                # as in `_alone`: a rank may come here since a graph of rows is not collected yet
+                skips = self.consistency.skips()
+                with self.view.context.within(Code.PLAIN):
+                    self.backwards.run_plain(call.plain, inner=leaves)
+                return None if skips else self.consistency.note(leaves)
         if not call.named or self._plain(call.named["tensors"]):
             return call.plain()
         self.view.pull()

@@ -74,9 +74,9 @@ class Placement(Feature):
         current: The optimizer whose loop runs, or the kind of that loop.
         loop: That loop.
         others: Steps of other loops since its last one.
-        backwards: Backwards since an optimizer's last step.
-        calls: Outermost calls of modules since the last backward or step.
+        backwards, calls: Backwards since an optimizer's last step; calls of modules since either.
         trained: Whether there was a backward, or a step.
+        said: The way of the latest line.
     """
 
     name = "placement"
@@ -90,7 +90,7 @@ class Placement(Feature):
         self.by_hand, self.forward = Kind(), Kind()
         self.loop = Loop()
         self.others = self.backwards = self.calls = 0
-        self.trained = False
+        self.trained = self.said = False
         self.stepping = False
         self.before = 0, 0  # the step that is counted: collectives, and bytes that were gathered
         self.counting = ExitStack()
@@ -153,13 +153,11 @@ class Placement(Feature):
     )
     def backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace it by a function that counts those of the script."""
-        if self.run.options.placement == "replicated":
-            return plain
 
         @stands_for(plain)
         def backward(*args: Any, **kwargs: Any) -> Any:
             found = plain(*args, **kwargs)
-            if self._in_loop():
+            if self.view.at_call is not None and self._in_loop():
                 self.backwards += 1
                 self.calls, self.trained = 0, True
                 if self.backwards >= OTHERS:
@@ -201,7 +199,7 @@ class Placement(Feature):
         self.others, loop = 0, self.loop
         loop.step += 1
         if loop.step == loop.next - 2:  # the next step may still take what was made before
-            self.view.replicates = False
+            self.view.replicates, self.view.undecided = False, loop.chosen or loop.next == COUNTED
         elif loop.step == loop.next - 1:
             self._count()
         elif loop.step == loop.next:
@@ -210,6 +208,7 @@ class Placement(Feature):
     def _enter(self, of: Optimizer | Kind) -> None:
         """Go on with this loop, in the way that was chosen for it."""
         self.counting.close()
+        self.view.undecided = False
         self.current = ref(of)
         self.loop = loop = self.loops.setdefault(of, Loop())
         loop.step = min(loop.step, loop.next - COUNTED)
@@ -264,7 +263,8 @@ class Placement(Feature):
         self.view.replicates, loop.step, loop.next = faster, 0, AGAIN
         if changes or not self.run.report.of("placement"):
             self.run.report.add("placement", "", what)
-        if changes:
+        if changes and faster != self.said:  # not for each model of a search
+            self.said = faster
             self.run.report.say_between(f"{what}; --placement {way} does so from the start")
 
     def _forbidden(self, whole: float, counts: Step) -> str:

@@ -36,7 +36,7 @@ class View:
         sharded_parameters: Whether parameters of this job are sharded.
         held: The bases whose memory the script may hold and write into without torch seeing it.
         again: The node of the graph for which a backward computes something again; or None.
-        undecided: Whether the first loop's placement is still to be chosen.
+        undecided: Whether a loop is counted, whose batches may be whole behind that.
         at_call: Is called before each outermost call of a module that may be sharded; or None.
         alike: Whether batches stay whole, and ranks compute the same of them to the last bit.
         ignored: The targets that the latest loss to wait for their number ignores; None before.

@@ -16,10 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from autoddp import torch_internals
 from autoddp.training import placement
 from autoddp.training.parameters import choice
-from autoddp.training.placement import AGAIN, COUNTED, FASTER, OTHERS
+from autoddp.training.placement import AGAIN, CALLS, COUNTED, FASTER, OTHERS
 from autoddp.training.step_costs import Step, on_cpus
+from autoddp.view import ShardedTensor as SHARDED
 from autoddp.view.redistribute import Boundary
 from benchmarks import never_slower
 from tests.support.cli import environ
@@ -697,6 +699,100 @@ def test_a_loop_by_hand_and_one_of_an_optimizer_follow_each_other():
     assert second == [True] * OTHERS + [False] * (COUNTED - 1) + [True] * (41 - OTHERS - COUNTED)
     assert third == [True] * 30
     assert decisions == 2
+
+
+def test_ranks_count_alike_that_free_graphs_at_different_moments():
+    """A graph of rows lies in a reference cycle, which a rank collects when it likes."""
+
+    def training(run):
+        first, second, kept = mlp(), mlp(), []
+        optimizer, losses = sgd(nn.ModuleList([first, second])), []
+        for x, y in batches(8 * 120, 8):
+            loss = F.cross_entropy(first(x), y)
+            if run.world.rank and not kept:
+                kept.append(loss)
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            F.cross_entropy(second(x), y).backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, weights(first, second)
+
+    one, other = on_ranks(training, placement="auto")
+    assert_same(one, other)
+
+
+def evaluated(run, steps, grad=False):
+    """What a policy's result is in each call: without gradients, or with some that are not used."""
+    model, kinds = mlp(), []
+    with torch.set_grad_enabled(grad):
+        for _ in range(steps):
+            out = model(torch.ones(8, 5))
+            kinds.append(type(out) is torch.Tensor)
+            out.sum().item()
+    return kinds
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_calls_of_modules_are_the_steps_of_a_loop_without_backwards(grad):
+    first = CALLS + COUNTED - 2
+    found = on_ranks(lambda run: evaluated(run, CALLS + 20, grad), placement="auto")
+    assert found == [[False] * first + [True] * (CALLS + 20 - first)] * 2
+
+
+def test_an_evaluation_has_its_own_choice_beside_a_training():
+    """With work to share in the training, which calls many modules for each of its steps."""
+
+    def both(run):
+        model, cell = wide(1000), nn.RNNCell(5, 5)
+        optimizer, ways = sgd(nn.ModuleList([model, cell]), 1e-4), []
+        model(torch.ones(8, 5)).sum().backward()  # else these may be steps of an evaluation
+        for _ in range(2):
+            for x, y in batches(6000, 1000):
+                h = x
+                for _ in range(CALLS + OTHERS):
+                    h = cell(x, h)
+                ways.append(type(x) is torch.Tensor)
+                F.cross_entropy(model(h), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            ways.append(evaluated(run, CALLS + OTHERS + 20)[-1])
+        return ways, [made.what.split(":")[0] for made in run.report.of("placement")]
+
+    (ways, said), other = on_ranks(both, placement="auto")
+    assert other == (ways, said)
+    assert ways[:7] == [False] * 6 + [True]
+    assert said == ["batches are sharded", "batches are replicated"]
+
+
+def test_a_single_observation_is_no_batch():
+    """A policy gets one of some numbers, a layer of its many rows, and an embedding some tokens."""
+
+    def kinds(run):
+        found, layers = [], (nn.Linear(4, 2), nn.Linear(4, 2), nn.Embedding(9, 3))
+        for module in layers:
+            module.register_forward_pre_hook(lambda m, args: found.append(type(args[0]) is SHARDED))
+        for _ in range(3):
+            for module, x in zip(
+                layers, (torch.ones(4), torch.ones(6, 4), torch.ones(5).long()), strict=True
+            ):
+                module(x)
+        return found
+
+    assert on_ranks(kinds) == [[True, True, True] + [False, True, True] * 2] * 2
+
+
+def test_a_count_of_whole_batches_makes_no_reducer(monkeypatch):
+    """A loop that is computed whole is counted with sharded ones now and then."""
+
+    def training(run):
+        made = []
+        monkeypatch.setattr(placement, "AGAIN", 6)
+        monkeypatch.setattr(torch_internals, "replica_of", lambda *_: made.append(1))
+        chosen(run, 40)
+        return made
+
+    assert on_ranks(training, placement="auto") == [[], []]
 
 
 def test_what_is_not_the_script_s_own_loop_counts_no_steps():
