@@ -104,6 +104,12 @@ for x, y in batches(6000):
             w -= 0.01 * w.grad
             w.grad = None
 """,
+    "evaluation": """
+net = mlp()
+with torch.no_grad():
+    for x, y in batches(12000):
+        (net(x) - y).square().mean().item()
+""",
     "two workers": "train(mlp(), batches(1500, num_workers=2, persistent_workers=True))",
     "a loss read at each step": """
 def loss(net, x, y):

@@ -519,7 +519,8 @@ def test_twenty_runs_of_the_benchmark_choose_alike(name, warm, tmp_path):
     """However busy the machine is, as here beside other tests."""
     loop, found = tmp_path / "loop.py", set()
     loop.write_text(never_slower.LOOP + never_slower.LOOPS[name])
-    words = ("run", "-n", "2", "--placement", "auto", "--report", "report.json", str(loop), "32")
+    steps = str(CALLS + 20 if name == "evaluation" else 32)
+    words = ("run", "-n", "2", "--placement", "auto", "--report", "report.json", str(loop), steps)
     for number in range(20):
         got = warm.run("autoddp", *words, folder=tmp_path / str(number))
         assert got.code == 0, got.err
