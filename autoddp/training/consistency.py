@@ -52,9 +52,10 @@ class Consistency:
         """
         self._latest, self._stepped = {id(leaf): leaf for leaf in leaves}, False
         self.unread = False
-        self._since += 1
-        if self._since > MANY:
-            self._step(leaves, gradients=False)  # these may be pending
+        if self.view.context.on_script_thread():  # others are in no common order
+            self._since += 1
+            if self._since > MANY:
+                self._step(leaves, gradients=False)  # these may be pending
 
     def skips(self) -> bool:
         """Return whether a backward is not compared; if so, note it, as its leaves are not read."""
