@@ -182,6 +182,7 @@ class Placement(Feature):
             and not torch.compiler.is_compiling()
             and not torch_internals.in_backward()
             and torch_internals.transform() is None
+            and not torch_internals.dispatch_depth()  # a mode may have tensors without numbers
             and context.is_rank()
             and not any(context.depth)  # a data set's may be on some ranks alone
         )
