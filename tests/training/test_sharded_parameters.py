@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import filecmp
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from autoddp.errors import BadInput
 from autoddp.torch_internals import SavedTensors
 from tests.support import training
 from tests.support.same import same_run, same_terminal
@@ -121,3 +124,52 @@ def test_a_rank_holds_its_share_of_all_that_a_parameter_has(nproc):
     """The parameter, its gradient, two states and an average: five parts, each sharded."""
     for parts in training.on_ranks(held_by_a_rank, nproc, parameters="sharded"):
         assert parts == pytest.approx([5 / nproc] * 2, rel=0.03)
+
+
+class Asks(Dataset):
+    """Samples by a model."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, at):
+        return self.model(torch.ones(5) * at).detach()
+
+
+class Streams(IterableDataset):
+    def __init__(self, model):
+        self.model = model
+
+    def __iter__(self):
+        for at in range(7):
+            yield self.model(torch.ones(5) * at).detach()
+
+
+def in_a_thread(model):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(model, torch.ones(5)).result()
+
+
+ALONE = {
+    "thread": in_a_thread,
+    "rows": lambda model: [*DataLoader(Asks(model), 2)],
+    "stream": lambda model: [*DataLoader(Streams(model), 2)],
+}
+
+
+@pytest.mark.parametrize("where", ALONE)
+def test_where_other_ranks_do_not_follow_a_sharded_parameter_is_refused(where):
+    """A rank would wait for them for ever; a data set may have a model of its own."""
+
+    def refused(run):
+        model, own = training.mlp(), training.mlp()
+        torch.optim.SGD(model.parameters(), 0.1)
+        fine = ALONE[where](own)
+        with pytest.raises(BadInput, match="run with --parameters replicated"):
+            ALONE[where](model)
+        return fine is None or len(fine)
+
+    assert training.on_ranks(refused, parameters="sharded") == [where == "thread" or 4] * 2
