@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +35,7 @@ from autoddp.report import Report
 from tests.support.ranks import run_ranks
 
 CALLS = 200  # of a function, between two looks at the clock
-FORWARDS = 10  # in a session
-WARM = 3
+WARM, TIMES = 3, 13  # forwards in a session
 TOKENS, LENGTH = 100, 16
 MEMBERS = ("x.shape", "x.size(0)")  # read more often than any function is called; not in the median
 NO_FUNCTION = ("__get__", "__set__", "size", "dim", "numel", "is_floating_point")
@@ -297,21 +297,22 @@ def of_forward(group: Group, device: str, name: str, sessions: int) -> Found | s
     mine = [column[:4].clone().to(device) for column in columns]
     plain, sharded = [], []
     for _ in range(sessions):
-        plain += list(timed(loss, model, mine))
+        plain += timed(loss, model, [mine] * TIMES)
         with session(group.world, Options(placement="sharded"), group, Report()):
-            (batch,) = DataLoader(TensorDataset(*columns), batch_size=size)
-            sharded += list(timed(loss, model, [column.to(device) for column in batch]))
+            many = TensorDataset(*(torch.cat([column] * TIMES) for column in columns))
+            batches = DataLoader(many, batch_size=size)
+            on_device = ([column.to(device) for column in batch] for batch in batches)
+            sharded += timed(loss, model, on_device)
     with Counted() as counted:
         loss(model, *mine)
     return Found(min(plain), min(sharded), functions=counted.count)
 
 
-def timed(loss: Callable[..., Tensor], model: nn.Module, batch: list[Tensor]) -> Iterator[float]:
-    """Seconds of each forward after the first ones."""
-    for at in range(WARM + FORWARDS):
-        took = seconds(lambda: loss(model, *batch), 1)
-        if at >= WARM:
-            yield took
+def timed(
+    loss: Callable[..., Tensor], model: nn.Module, batches: Iterable[list[Tensor]]
+) -> list[float]:
+    """Seconds of each forward after the first ones, each of a batch as in a training."""
+    return [seconds(partial(loss, model, *batch), 1) for batch in batches][WARM:]
 
 
 def show_functions(found: dict[str, Found], bare: float) -> None:

@@ -269,9 +269,16 @@ def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
     return call_on_whole(func, args, kwargs, is_mutable(func))
 
 
-_base: Any = DistributedTensor  # mypy rejects assigning these two methods
-_base.__torch_function__ = classmethod(dispatch)
-_base.__torch_dispatch__ = classmethod(torch_dispatch)
+def _install(function: Any) -> None:
+    """Let `function` implement `__torch_function__`, in each class: torch looks it up each time."""
+    for kind in KINDS:
+        kind.__torch_function__ = classmethod(function)
+
+
+KINDS: tuple[Any, ...] = (DistributedTensor, ShardedTensor, Partial)
+_install(dispatch)
+for _kind in KINDS:
+    _kind.__torch_dispatch__ = classmethod(torch_dispatch)
 
 
 @contextmanager
@@ -283,8 +290,8 @@ def counted(note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
         note(func, args, out)
         return out
 
-    _base.__torch_function__ = classmethod(noted)
+    _install(noted)
     try:
         yield
     finally:
-        _base.__torch_function__ = classmethod(dispatch)
+        _install(dispatch)

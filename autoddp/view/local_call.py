@@ -70,7 +70,7 @@ def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     """Return the key of a call in the cache of decisions; None if it is not to be cached."""
     key = [func]
     try:
-        for x in args:
+        for x in (*args, *kwargs.values()) if kwargs else args:
             kind = type(x)
             if kind is ShardedTensor:
                 key.append(x.spec)
@@ -81,11 +81,8 @@ def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
                 key.append(x)
             else:
                 _add(key, x)
-        if kwargs:
-            key.append(KEYWORDS)  # separates f(x, "dim", 1) from f(x, dim=1)
-            for name, x in kwargs.items():
-                key.append(name)
-                _add(key, x)
+        if kwargs:  # f(x, "dim", 1) is not f(x, dim=1)
+            key += (KEYWORDS, len(args), *kwargs)
     except NoSchema:
         return None
     return tuple(key)
@@ -136,7 +133,7 @@ class LocalCall:
     """
 
     __slots__ = (
-        *("aliases", "constants", "converted", "in_place", "keeps_layout", "names"),
+        *("aliases", "constants", "converted", "in_place", "keeps_layout", "lone", "names"),
         *("out", "reorders", "replicated", "shards", "single", "sizes", "specs"),
     )
     draws = False  # whether it draws random numbers
@@ -164,6 +161,9 @@ class LocalCall:
             (i, s) for i, x in enumerate(args) if i not in known and (s := _conversion(x))
         ]
         self.names = [(name, s) for name, x in kwargs.items() if (s := _conversion(x))]
+        # whether the first argument alone is not passed as it is given
+        others = self.shards[1:] or self.replicated or self.constants or self.converted
+        self.lone = self.shards[:1] == [0] and not others and not self.names
         leaves = [args[self.shards[0]]] if self.shards else tree_leaves((args, kwargs))
         self.sizes: ShardSizes = next(x for x in leaves if type(x) is ShardedTensor).sizes
         self.specs: Any = None
@@ -179,21 +179,22 @@ class LocalCall:
         """Call `func` on local shards, and wrap its results."""
         if self.single:
             return run_single(self, func, args, kwargs)
-        given = list(args)
-        for i in self.shards:
-            x = given[i]
-            given[i] = x._local if x.base is None else x.local
-        for i, value in self.constants:
-            given[i] = value
-        if self.replicated or self.converted or self.names:
-            kwargs = self._convert(given, kwargs)
-        out = func(*given, **kwargs) if kwargs else func(*given)
         me: Any = args[self.shards[0]] if self.shards else None
+        if self.lone:
+            local = me._local if me.base is None else me.local
+            if kwargs:
+                out = func(local, *args[1:], **kwargs)
+            else:
+                out = func(local, *args[1:]) if len(args) > 1 else func(local)
+        else:
+            given, named = self.local_arguments(args, kwargs)
+            out = func(*given, **named) if named else func(*given)
         if self.in_place or (me is not None and out is me._local):
             if not self.aliases or self.in_place:  # relu(x, inplace=True) writes, not contiguous()
                 me.wrote()
             return None if out is None else me
-        if type(out) not in REPLICATED or self.out is None:
+        kind = type(out)
+        if self.out is None or (kind is not Tensor and kind not in REPLICATED):
             return self.several(out, me, func, args, kwargs)
         spec = self.specs or self.specs_of(out)
         return self.view(out, spec, me, func, args, kwargs) if self.aliases else wrap(out, spec)
@@ -202,10 +203,13 @@ class LocalCall:
         """Return the arguments of the local call."""
         given = list(args)
         for i in self.shards:
-            given[i] = given[i].local
+            x = given[i]
+            given[i] = x._local if x.base is None else x.local
         for i, value in self.constants:
             given[i] = value
-        return given, self._convert(given, kwargs)
+        if self.replicated or self.converted or self.names:
+            kwargs = self._convert(given, kwargs)
+        return given, kwargs
 
     def compute(self, func: Any, given: Any, kwargs: Any, drawn: Any) -> Any:
         """Return the local results; `drawn` are the strides of the wholes that are drawn for."""
@@ -238,7 +242,10 @@ class LocalCall:
             given[i] = step(given[i], sizes)
         if not self.names:
             return kwargs
-        return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
+        named = {**kwargs}
+        for name, step in self.names:
+            named[name] = step(named[name], sizes)
+        return named
 
     def several(self, out: Any, me: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Wrap several results; one without a placement is returned as it is."""
@@ -277,7 +284,9 @@ def spec_of(out: Tensor, placement: Placement) -> Spec:
 
 def _local(x: Any, sizes: ShardSizes) -> Any:
     """Return the shard of a sharded tensor, and a replicated tensor itself."""
-    return x.local if type(x) is ShardedTensor else with_mean_gradient(x, sizes.view.group)
+    if type(x) is ShardedTensor:
+        return x.local
+    return x if x.is_leaf else with_mean_gradient(x, sizes.view.group)
 
 
 def _conversion(x: Any) -> Any:

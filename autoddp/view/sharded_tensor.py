@@ -15,7 +15,6 @@ from autoddp.view.redistribute import SumOverRanks, node_name, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
-UNKNOWN = (-1,)
 PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
@@ -181,15 +180,16 @@ class ShardedTensor(DistributedTensor, metaclass=TensorType):
 
 def wrap(local: Tensor, spec: Spec, base: Base | None = None, path: Path = ()) -> ShardedTensor:
     """Return a sharded tensor of this local shard, placed as in `spec`, new or a view of `base`."""
-    strides, shape = None, local.shape
+    shape = local.shape
     if shape != spec.local_shape:  # a float decides it, as in `interpolate(x, scale_factor=2.0)`
         spec = spec.sizes.spec(tuple(shape), spec.dim)
-    if local.layout is STRIDED:
-        strides = spec.strides.get(local.stride(), UNKNOWN)
-        if strides is UNKNOWN:
-            strides = spec.strides_for(local)
+    try:
+        strides = spec.strides[local.stride()]
+    except (KeyError, RuntimeError):  # a sparse tensor has none
+        strides = spec.strides_for(local) if local.layout is STRIDED else None
+    # by position, as torch parses names slowly
     made: ShardedTensor = make_wrapper(
-        ShardedTensor, spec.shape, strides=strides, dtype=local.dtype, device=local.device
+        ShardedTensor, spec.shape, strides, None, None, local.dtype, STRIDED, local.device
     )
     made._local, made.spec = local, spec
     made.base, made.path, made._whole = base, path, None
