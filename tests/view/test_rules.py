@@ -306,12 +306,20 @@ F.interpolate(x, scale_factor=f); F.interpolate(x[None], scale_factor=(f, 1.0));
 F.interpolate(x, scale_factor=f, mode="linear"); x.norm(f, 1); F.normalize(x, f, 1); x * f
 """
 
+# the same values, by another name or by position
+BY_NAME = """
+x.flatten(1); x.flatten(start_dim=1); x.flatten(end_dim=1); x.flatten(1, 2); x.flatten(1, end_dim=2)
+x.std(1, True); x.std(1, unbiased=False); x.std(1, keepdim=True); x.std(1, correction=0)
+x.sum(1, True); x.sum(1, keepdim=False); x.diff(n=2); x.diff(dim=2); x.diff(2)
+x.diagonal(1, 1, 2); x.diagonal(dim1=1, dim2=2); x.diagonal(offset=1, dim1=1, dim2=2)
+"""
+
 
 def _by_value(group: Any) -> list[str]:
     view, wrong = Counting(group), []
     whole = torch.randn(6, 4, 6, generator=torch.Generator().manual_seed(0))
     given = {"torch": torch, "F": F, "op": operator, "i": torch.zeros(6, 4, dtype=torch.int64)}
-    for text in expressions(BY_TENSOR, BY_FLOAT):
+    for text in expressions(BY_TENSOR, BY_FLOAT, BY_NAME):
         for n, f in ((1, 0.5), (2, 2.0), (1, 0.5)):
             found: list[Any] = []
             for x in (whole, by_rows(whole, view.even_sizes(6))):
