@@ -140,6 +140,10 @@ class Group(Rpc):
 
     def start_all_reduce(self, x: Tensor, op: Any = SUM) -> Any:
         """Start to reduce `x` in place over all ranks; `wait()` on the result before using `x`."""
+        if x.is_meta:  # there are no numbers, and torch would draw from Python's `random`
+            done: Any = torch.futures.Future()
+            done.set_result(x)
+            return done
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self.pg.allreduce([x], options)
@@ -178,7 +182,7 @@ class Group(Rpc):
             whole = out.view(-1).view(torch.uint8)
             if self.memory and x.is_cpu:
                 self.memory.all_gather(whole.view(self.size, -1), flat)
-            else:
+            elif not x.is_meta:
                 self.pg._allgather_base(whole, flat).wait()
         return out
 
@@ -190,7 +194,7 @@ class Group(Rpc):
             place.agree()
             if self.memory and x.is_cpu:
                 return self.memory.reduce_scatter(x)
-            if not self.native or x.is_cpu:  # gloo of old versions has none
+            if not self.native or x.is_cpu or x.is_meta:  # gloo of old versions has none
                 self.start_all_reduce(x).wait()
                 return x[part].div_(self.size).clone()
             out = x.new_empty(step)

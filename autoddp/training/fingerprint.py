@@ -56,7 +56,9 @@ class Fingerprint:
         self._note(torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
 
     def _note(self, sums: Tensor) -> None:
-        """Note sums of the newest name."""
+        """Note sums of the newest name; those on meta have no numbers."""
+        if sums.is_meta:
+            return
         self._sums.setdefault(sums.device, []).append((len(self.names) - 1, sums))
 
     def _table(self) -> Tensor:

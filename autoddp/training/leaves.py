@@ -109,8 +109,9 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
         name = type(node).__name__
         if name == LEAF:
             variable = node.variable
-            # one frozen since the forward gets no gradient
-            if variable.requires_grad and not hasattr(variable, "_autoddp_rows"):
+            # one frozen since the forward gets no gradient, and a gradient on meta has no numbers
+            has_gradient = variable.requires_grad and not variable.is_meta
+            if has_gradient and not hasattr(variable, "_autoddp_rows"):
                 found.append(node)
             continue
         following = node.next_functions

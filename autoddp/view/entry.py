@@ -192,7 +192,7 @@ class ModuleEntry:
     def _sizes(self, first: Tensor, dim: int) -> ShardSizes | None:
         """Return the sizes of a batch by its first tensor; None if some rank gets no row."""
         total = first.shape[dim if first.dim() > dim else 0]
-        if total < self.view.group.size or first.layout is not torch.strided:
+        if total < self.view.group.size or first.layout is not torch.strided or first.is_meta:
             return None
         return self.view.even_sizes(total)
 
