@@ -29,7 +29,7 @@ LAYERS = [
     {"view"},
     {"comm"},
     {"options", "report", "patching"},
-    {"errors", "allocator", "inductor", "torch_internals"},
+    {"errors", "allocator", "inductor", "own_hooks", "torch_internals"},
 ]
 
 

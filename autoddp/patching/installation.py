@@ -17,6 +17,7 @@ from typing import Any
 
 import wrapt
 
+from autoddp.own_hooks import own_hooks
 from autoddp.patching.aliases import Aliases
 from autoddp.patching.call import serve
 from autoddp.patching.feature import Feature, Patch
@@ -62,7 +63,8 @@ class Installation:
         self._libraries = Aliases(self.libraries(), libraries=True)
         try:
             for feature in self.features:
-                feature.setup(self._undo)
+                with own_hooks():
+                    feature.setup(self._undo)
                 for item in feature.patches():
                     self._register(feature, item)
         except BaseException:

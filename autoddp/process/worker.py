@@ -22,6 +22,7 @@ from autoddp.comm.world import World
 from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
+from autoddp.own_hooks import own_hooks
 from autoddp.process import joining, launcher_signals, streams
 from autoddp.process.devices import Devices
 from autoddp.process.own_ddp import Kind, LaunchForm
@@ -124,7 +125,8 @@ def expect_group(line: str, size: int) -> None:
             )
         looked = True
 
-    register_optimizer_step_pre_hook(look)
+    with own_hooks():
+        register_optimizer_step_pre_hook(look)
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from autoddp import torch_internals
 from autoddp.comm.position import BACKWARD
+from autoddp.own_hooks import own_hooks
 from autoddp.patching import Call
 from autoddp.training.late_averaging import PendingGradients
 from autoddp.training.leaves import Leaves, gradient_of, leaves_of
@@ -208,11 +209,12 @@ def _without_gradient(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[list
         torch_internals.after_backward(note)
 
     # of nodes where there are some: that of tensors is patched, for hooks of the script
-    hooks = [
-        top.register_hook(first) if top.grad_fn is None else top.grad_fn.register_prehook(first)
-        for top in tops
-        if top.requires_grad
-    ]
+    with own_hooks():
+        hooks = [
+            top.register_hook(first) if top.grad_fn is None else top.grad_fn.register_prehook(first)
+            for top in tops
+            if top.requires_grad
+        ]
     try:
         yield without
     finally:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
+from autoddp.own_hooks import own_hooks
 from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.training.asked_gradients import as_held, gradients_of
 from autoddp.training.backwards import Backwards, named
@@ -218,7 +219,8 @@ class Gradients(Feature):
         x = call.instance
         apart = not self._plain() and self._may_be_a_part(x)
         if apart and x.requires_grad and not (x.is_leaf or x.retains_grad):
-            x.register_hook(self._mean)
+            with own_hooks():
+                x.register_hook(self._mean)
         return call.plain()
 
     def _may_be_a_part(self, x: Any) -> bool:

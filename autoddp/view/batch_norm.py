@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autoddp import torch_internals
+from autoddp.own_hooks import own_hooks
 from autoddp.view.redistribute import Boundary, SumWithin
 
 aten = torch.ops.aten
@@ -217,5 +218,6 @@ def keep_layout(x: Tensor, out: Tensor) -> Tensor:
     if len(x) == 1 and out.requires_grad:
         strides = x.stride()
         # a function of this module: a hook of the script would see the mean over ranks
-        out.register_hook(lambda g: with_strides(strides, g))
+        with own_hooks():
+            out.register_hook(lambda g: with_strides(strides, g))
     return out

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from autoddp.own_hooks import own_hooks
 from autoddp.torch_internals import TensorBase
 from autoddp.training.parameters.aliases import MEMORY
 from autoddp.training.parameters.shard import Held, held, is_shard, require, state_of
@@ -169,7 +170,8 @@ def hook_whole(whole: Any, mine: Held) -> None:
             return hook(mean_over_ranks(g, group)) if key in hooks else None
 
         hooks[key] = lambda g: None
-        whole.register_hook(of_script)
+        with own_hooks():
+            whole.register_hook(of_script)
 
 
 @answers(Tensor.register_hook)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.errors import BadInput
+from autoddp.own_hooks import own_hooks
 from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import Base
 from autoddp.view.local_call import DETACHED, MAYBE, LocalCall
@@ -109,7 +110,8 @@ def _set_requires_grad(me: ShardedTensor, yes: bool) -> None:
         view = me.sizes.view
         local._autoddp_rows = True  # type: ignore[attr-defined]  # excludes it from averaging
         # so that the script reads .grad at true scale
-        local.register_hook(lambda g: g / view.group.size)
+        with own_hooks():
+            local.register_hook(lambda g: g / view.group.size)
 
 
 @uncached_rule("retain_grad")
@@ -140,7 +142,8 @@ def _retain(holder: Any, size: int) -> None:
         local = g.detach() / size
         holder._autoddp_grad = local if before is None else before + local
 
-    holder._autoddp_retains = holder.register_hook(keep)
+    with own_hooks():
+        holder._autoddp_retains = holder.register_hook(keep)
 
 
 def _register(holder: Any, hook: Any, size: int) -> Any:
