@@ -40,7 +40,7 @@ from autoddp.view.dispatch import counted
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-FASTER = 1.3  # how much faster whole batches have to be
+FASTER = 1.1  # how much faster sharded batches have to be where whole ones were chosen
 LONG = 0.05  # seconds of whole batches with work to share, unless a third of functions gather
 OTHERS = 20  # steps of another loop in a row, after which it is the one that runs
 CALLS = 100  # calls of modules in a row without a backward, after which each is a step
@@ -245,8 +245,8 @@ class Placement(Feature):
         costs = ON_ACCELERATOR if self.group.kind else on_cpus(*here)
         averaged = not self.view.computes_alike()
         shared, whole = counts.seconds(costs, self.group.size, gradients, averaged)
-        # what was chosen stays unless the other way is faster
-        predicted = shared > (whole if loop.chosen else FASTER * whole)
+        # so that a choice close to the limit does not go to and fro
+        predicted = (FASTER if loop.chosen else 1.0) * shared > whole
         why = self._forbidden(whole, counts) if predicted else ""
         # memory may differ between ranks, and what a script computes on one of them alone
         faster = self.group.agree(predicted and not why)
