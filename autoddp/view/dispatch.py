@@ -21,7 +21,8 @@ from autoddp.torch_internals import (
 )
 from autoddp.view.aliases import exposes
 from autoddp.view.error_messages import OTHERS, WRONG, of_handler, reword
-from autoddp.view.local_call import GATHER_ONCE, LocalCall, schema_of
+from autoddp.view.local_call import GATHER_ONCE, LocalCall
+from autoddp.view.schema import schema_of
 from autoddp.view.shard_sizes import Spec
 from autoddp.view.sharded_tensor import (
     DistributedTensor,

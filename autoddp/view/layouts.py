@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import plain_tensors
+from autoddp.view.schema import schema_of
 from autoddp.view.shard_sizes import Spec, local_strides, whole_strides
 from autoddp.view.sharded_tensor import ShardedTensor, is_shape, leaves_in, wrap
 
@@ -120,7 +121,7 @@ def run_single(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) ->
 
 def _key(call: LocalCall, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the key under which the layout of a call is kept; all ranks find it, or none does."""
-    schema = call.schema_of(func, args, kwargs)
+    schema = schema_of(func, args, kwargs)
     if schema is None:
         return None
     with plain_tensors():
