@@ -97,6 +97,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> An
 
     Under a mode of the script (`FlopCounterMode`) it sees operators, and these see the whole batch.
     """
+    if rule_for(func) is None and (known := original_of(func)) is not None:
+        return compute(known, args, kwargs)
     leaves = leaves_in(args, kwargs)
     me = next(x for x in leaves if type(x) is ShardedTensor or type(x) is Partial)
     view: View = me.owner
@@ -139,8 +141,6 @@ def _by_rule(
     Rules get `input=` as the first argument, and torch's names in place of numpy's.
     """
     rule = rule_for(func)
-    if rule is None and (known := original_of(func)) is not None:
-        return compute(known, args, kwargs)
     kinds = {*map(type, leaves)}
     # `input` is torch's name of a first argument, except for `where`
     if not args and "input" in kwargs and "condition" not in kwargs:

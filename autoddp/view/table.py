@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodWrapperType
 from typing import Any
 
 import torch
@@ -127,7 +127,19 @@ def _tagged(packet: Any) -> bool:
     )
 
 
-ORIGINALS = {f.__code__: f for f in vars(F).values() if isinstance(f, FunctionType)}
+# torch's functions and methods in Python by their code, and all methods by their names; those that
+# a decorator has wrapped share a code
+ORIGINALS = {
+    f.__code__: f
+    for owner in (F, torch.functional, torch.Tensor)
+    for f in vars(owner).values()
+    if isinstance(f, FunctionType) and not hasattr(f, "__wrapped__")
+}
+METHODS = {
+    name: f
+    for name, f in {**vars(torch_internals.TensorBase), **vars(torch.Tensor)}.items()
+    if callable(f) and not isinstance(f, type)
+}
 
 
 # what reads and writes an attribute at which a property of ours stands, and torch's own
@@ -145,16 +157,22 @@ def original_of(func: Any) -> Any:
     """Return torch's function if `func` is a replacement for it, ours or the script's, else None.
 
     A script may set `F.relu` to a function that calls the original one. The original then passes
-    `F.relu`, the replacement, to `handle_torch_function`; the code that calls tells the original.
+    `F.relu`, the replacement, to `handle_torch_function`; the code that calls tells the original. A
+    method in C passes what the class has by its name.
     """
+    if func in KNOWN:
+        return None
+    if isinstance(func, MethodWrapperType):  # of an attribute
+        return ACCESSORS.get(func)
     if func in ACCESSORS:
         return ACCESSORS[func]
-    if func in KNOWN or not isinstance(func, FunctionType):
-        return None
-    frame: Any = sys._getframe()
+    frame: Any = sys._getframe() if isinstance(func, FunctionType) else None
     while frame is not None and frame.f_code is not handle_torch_function.__code__:
         frame = frame.f_back
     found = None if frame is None else ORIGINALS.get(frame.f_back.f_code)
+    if found is None:
+        now = vars(torch.Tensor)
+        found = next((f for name, f in METHODS.items() if now.get(name, f) is func), None)
     return None if found is func else found
 
 

@@ -50,7 +50,7 @@ from autoddp.training.parameters.wholes import address, with_versions, within
 from autoddp.view import dispatch as view_dispatch
 from autoddp.view.aliases import version
 from autoddp.view.sharded_tensor import WRITTEN, leaves_in
-from autoddp.view.table import ACCESSORS, in_place
+from autoddp.view.table import in_place, original_of
 
 # the place of an offset in memory among the arguments of functions that have one
 STRIDED: dict[Any, int] = dict.fromkeys(
@@ -65,7 +65,7 @@ RESHAPES = {
 
 def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Implement `__torch_function__` of sharded parameters."""
-    func, kwargs = ACCESSORS.get(func, func), kwargs or {}
+    func, kwargs = original_of(func) or func, kwargs or {}
     answer = ANSWERS.get(func)
     if answer is not None and is_shard(args[0]):
         return answer(*args, **kwargs)
@@ -252,7 +252,7 @@ def torch_dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any 
 
 def alias_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Compute on whole tensors what is called with views of them."""
-    func = ACCESSORS.get(func, func)
+    func = original_of(func) or func
     if func in OF_MEMORY and type(args[0]) is Alias:
         return OF_MEMORY[func](args[0])
     out = on_wholes(func, args, kwargs or {})
