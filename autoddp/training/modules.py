@@ -18,6 +18,7 @@ from autoddp.comm.context import Code
 from autoddp.patching import Call, patch, stands_for
 from autoddp.training.checkpoints import Checkpoints
 from autoddp.training.compiled import CompiledCall
+from autoddp.training.handed_over import HandedOver
 from autoddp.training.leaves import with_setter
 from autoddp.training.local_graph import Operators
 from autoddp.view import Partial, ShardedTensor, full
@@ -33,7 +34,7 @@ SPLIT = (ShardedTensor, Partial)
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
-class Modules(Checkpoints):
+class Modules(Checkpoints, HandedOver):
     """Batches cut by hand are sharded at the outermost call of a module.
 
     Functions for which Python does not ask `__torch_function__` get whole tensors.
