@@ -16,6 +16,7 @@ from autoddp.report import users_line
 from autoddp.torch_internals import traced, transform
 from autoddp.view.aliases import Base
 from autoddp.view.containers import Copies, is_container, leaves_of
+from autoddp.view.order import parameters_of
 from autoddp.view.redistribute import shard
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor
@@ -82,8 +83,7 @@ class ModuleEntry:
         context = self.view.context
         if (self.depth and not self.rows) or context.is_plain() or not context.is_script():
             return run(module, *args, **kwargs)
-        # a script may answer `parameters()` in its own way
-        known = weakref.ref(module) in self.dims or next(nn.Module.parameters(module), None)
+        known = weakref.ref(module) in self.dims or next(parameters_of(module), None)
         if _traced() or known is None:
             return run(module, *args, **kwargs)
         if self.view.at_call is not None and not self.depth:
@@ -151,7 +151,7 @@ class ModuleEntry:
         """
         guesses = self.dims.get(weakref.ref(module))
         if guesses is None:
-            self.view.order.note(nn.Module.parameters(module))
+            self.view.order.note(parameters_of(module))
             self.view.recent_modules.append(weakref.ref(module))
             flags = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
             guesses = [1, 0, 1] if False in flags else [0]

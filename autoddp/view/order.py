@@ -7,9 +7,29 @@ some layers by other operators.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a module and its parts, in torch's order.
+
+    Libraries answer `parameters()` and `named_parameters()` in their own way: Keras makes some.
+    """
+    seen: set[int] = set()
+    todo: list[Any] = [module]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        for parameter in one._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+        todo += reversed(one._modules.values())
 
 
 class Order:

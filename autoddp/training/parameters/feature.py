@@ -31,6 +31,7 @@ from autoddp.training.parameters.shard import (
 )
 from autoddp.training.parameters.units import Sharding, shardable
 from autoddp.training.parameters.wholes import Wholes
+from autoddp.view.order import parameters_of
 from autoddp.view.redistribute import Boundary, Renamed
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ShardedParameters(Feature):
     def to_device(self, call: Call) -> Any:
         """Shard a model, block by block, so that no device ever holds the whole of it."""
         if self._applies():
-            self.shard([*nn.Module.parameters(call.instance)], call.instance, _device_of(call))
+            self.shard([*parameters_of(call.instance)], call.instance, _device_of(call))
         return call.plain()
 
     @patch("torch.optim:Optimizer.__init__", why="the parameters that it steps are sharded")

@@ -27,6 +27,7 @@ from autoddp.training.parameters.shard import (
 )
 from autoddp.training.parameters.shard_group import ShardGroup
 from autoddp.training.parameters.wholes import Unit, Wholes
+from autoddp.view.order import parameters_of
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 SMALLEST = 4096  # elements of a block that is gathered by itself
@@ -36,7 +37,7 @@ LARGE = 4  # and one that is more than a fourth is divided, if it has blocks its
 
 def size_of(module: nn.Module) -> int:
     """Return the number of elements of a module's parameters."""
-    return sum(p.numel() for p in nn.Module.parameters(module))
+    return sum(p.numel() for p in parameters_of(module))
 
 
 def blocks_of(module: nn.Module, total: int) -> Iterator[nn.Module]:
@@ -58,7 +59,7 @@ def grouped(module: nn.Module) -> list[list[nn.Parameter]]:
     What several blocks share belongs to the root.
     """
     total = size_of(module)
-    blocks = [[*nn.Module.parameters(block)] for block in blocks_of(module, total)]
+    blocks = [[*parameters_of(block)] for block in blocks_of(module, total)]
     owners: dict[int, int] = {}
     inside: dict[int, int] = {}
     for block in blocks:
@@ -70,7 +71,7 @@ def grouped(module: nn.Module) -> list[list[nn.Parameter]]:
             inside[id(p)] = inside.get(id(p), 0) + 1
     own = [[p for p in block if owners[id(p)] == inside[id(p)] == 1] for block in blocks]
     taken = {id(p) for block in own for p in block}
-    return [*own, [p for p in nn.Module.parameters(module) if id(p) not in taken]]
+    return [*own, [p for p in parameters_of(module) if id(p) not in taken]]
 
 
 class Sharding:
@@ -107,11 +108,11 @@ class Sharding:
         modules = [*nn.Module.modules(module)]
         found = {id(m.weight) for m in modules if getattr(m, "sparse", False)}
         graphs = [m for m in modules if m in self.compiled]
-        return found | {id(p) for m in graphs for p in nn.Module.parameters(m)}
+        return found | {id(p) for m in graphs for p in parameters_of(m)}
 
     def undo(self, module: nn.Module, why: str) -> None:
         """Let the sharded parameters of a module be replicated from now on."""
-        for p in nn.Module.parameters(module):
+        for p in parameters_of(module):
             if is_shard(p):
                 self.wholes.replicated(p, why)
                 become_plain(p, self.wholes.plain(held(p)).clone())
@@ -182,6 +183,6 @@ def shardable(p: Any) -> bool:
 def _roots(ids: set[int]) -> list[nn.Module]:
     """Return the outermost modules that hold one of these parameters."""
     modules = [m for m in gc.get_objects() if isinstance(m, nn.Module)]
-    owners = [m for m in modules if any(id(p) in ids for p in nn.Module.parameters(m))]
+    owners = [m for m in modules if any(id(p) in ids for p in parameters_of(m))]
     inner = {id(child) for m in owners for child in nn.Module.modules(m) if child is not m}
     return [m for m in owners if id(m) not in inner]
