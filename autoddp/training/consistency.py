@@ -19,6 +19,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN, Group
 from autoddp.report import users_line
+from autoddp.torch_internals import no_dispatch, no_torch_function
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import gradient_of
 from autoddp.training.replica import flattened, put_back
@@ -120,15 +121,16 @@ class Consistency:
             share_buffers(self.run)
 
     def _compare(self, leaves: list[Tensor], gradients: bool = True) -> None:
-        found = Fingerprint()
-        if gradients:
-            there = [g for g in map(gradient_of, leaves) if g is not None]
-            found.add("the sum of the gradients", there)
-        found.add_each(leaves)
-        if self.run.draws_alike:
-            found.add_generators()
-        with self.view.context.within(Code.PLAIN):
-            found.compare(self.group, users_line(), self.view.report.strict)
+        found, where = Fingerprint(), users_line()
+        # a mode of the script does not see it
+        with self.view.context.within(Code.PLAIN), no_torch_function(), no_dispatch():
+            if gradients:
+                there = [g for g in map(gradient_of, leaves) if g is not None]
+                found.add("the sum of the gradients", there)
+            found.add_each(leaves)
+            if self.run.draws_alike:
+                found.add_generators()
+            found.compare(self.group, where, self.view.report.strict)
         for reference in map(weakref.ref, leaves):
             self._compared[id(reference)] = reference
 

@@ -68,7 +68,7 @@ class Gradients(Feature):
         """Return whether to call torch alone.
 
         So do data sets and threads, for what this rank alone computes, unless an argument is
-        sharded.
+        sharded; and fake tensors have no numbers.
         """
         context = self.view.context
         return (
@@ -78,6 +78,7 @@ class Gradients(Feature):
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
             or accelerator.capturing()
+            or any(hasattr(x, "fake_mode") for x in tree_leaves(held))
         )
 
     def _wholes(self, args: Any) -> list[Tensor]:
