@@ -13,8 +13,8 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
 from autoddp.launch import schedulers
-from autoddp.launch.failure import BAD_INPUT, words
 from autoddp.launch.failure import say as say
+from autoddp.launch.failure import words
 from autoddp.launch.imports import import_torch, imports_for_all
 from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
@@ -174,10 +174,9 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         address = f"{options.master_addr}:{options.master_port}"
         say(options, f"waiting for {options.nnodes} nodes at {address}")
     failure, keep_logs = agent.start(job, signals), False
-    # rank 0 of this node prints its exception itself, and what it refuses as the first to end does
+    # rank 0 of this node prints its exception itself
     silent = failure is not None and (failure.rank or failure.killed or failure.where)
-    alike = failure is not None and failure.code == BAD_INPUT == signals.code_of(0)
-    if failure is not None and silent and not alike and signals.ending is None:
+    if failure is not None and silent and signals.ending is None:
         print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
         keep_logs = not failure.where and logs.has_output(failure.rank)
     if not keep_logs:
