@@ -33,9 +33,11 @@ class Fingerprint:
         self._sums: dict[torch.device, list[tuple[int, Tensor]]] = {}
 
     def add(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Add tensors under one name, as the sums over all of them."""
+        """Add tensors under one name, as the sums over all of them; some have no numbers."""
         self.names.append(name)
         for x in tensors:
+            if x.is_meta or hasattr(x, "fake_mode"):
+                continue
             values = x.detach()
             values = values if values.layout is torch.strided else values.coalesce().values()
             self._note(_sums(torch.view_as_real(values) if values.is_complex() else values))
@@ -56,9 +58,7 @@ class Fingerprint:
         self._note(torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
 
     def _note(self, sums: Tensor) -> None:
-        """Note sums of the newest name; those on meta have no numbers."""
-        if sums.is_meta:
-            return
+        """Note sums of the newest name."""
         self._sums.setdefault(sums.device, []).append((len(self.names) - 1, sums))
 
     def _table(self) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import suppress
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -17,6 +18,8 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.view.containers import MANY
 from autoddp.view.sharded_tensor import Partial, ShardedTensor
 from autoddp.view.state import View
+
+POOL = ("apply_async", "_map_async", "imap", "imap_unordered")
 
 
 class HandedOver(Feature):
@@ -27,6 +30,7 @@ class HandedOver(Feature):
     @patch(
         "concurrent.futures.thread:ThreadPoolExecutor.submit",
         "queue:Queue.put",
+        *(f"multiprocessing.pool:Pool.{name}" for name in POOL),
         "threading:Thread.start",
         why="a thread gets whole batches, as ranks' threads are in no common order",
     )
@@ -52,11 +56,15 @@ def _is_long(x: Any) -> bool:
 
 
 def _kept(function: Any) -> Iterator[Any]:
-    """Yield what a function brings along: arguments of a partial one, defaults, and its closure."""
+    """Yield what a function brings along: arguments and defaults, its closure, names it reads."""
     if isinstance(function, functools.partial):
         yield from (function.args, function.keywords)
         yield from _kept(function.func)
-    yield getattr(function, "__defaults__", None)
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # an empty one
-            yield cell.cell_contents
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if isinstance(function, FunctionType):
+        yield function.__defaults__
+        yield [function.__globals__.get(name) for name in function.__code__.co_names]
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # an empty one
+                yield cell.cell_contents

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp import torch_internals
 from autoddp.comm.context import Context
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, restore
 from autoddp.training.leaves import GRAD, gradient_of
 from autoddp.training.replica import Replicas
 from autoddp.view.table import stands_at
+
+GRADIENTS = ("grad", "_grad")  # the attributes for the gradient of a tensor
 
 
 class PendingGradients:
@@ -44,7 +45,7 @@ class PendingGradients:
         """Add those of these leaves that have gradients."""
         self.leaves.update({id(leaf): leaf for leaf in leaves if gradient_of(leaf) is not None})
         if self.leaves:
-            for name in torch_internals.GRADIENTS:
+            for name in GRADIENTS:
                 setattr(torch.Tensor, name, self._guard)
 
     def drop(self, leaves: Iterable[Tensor]) -> None:
@@ -52,7 +53,7 @@ class PendingGradients:
         for leaf in leaves:
             self.leaves.pop(id(leaf), None)
         if not self.leaves:
-            for name in torch_internals.GRADIENTS:
+            for name in GRADIENTS:
                 restore(torch.Tensor, name, ABSENT, self._guard)
 
     def forget(self) -> None:

@@ -4,6 +4,7 @@ import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.pool import ThreadPool
 
 import torch
 from torch import nn
@@ -12,7 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)).eval()
-pool, waiting, seen = ThreadPoolExecutor(2), queue.Queue(), {}
+pool, many, waiting, seen = ThreadPoolExecutor(2), ThreadPool(2), queue.Queue(), {}
+
+
+class Answers:
+    def __getattr__(self, name):  # as a proxy does, which is no function
+        return 3
+
+
+queue.Queue().put(Answers())
 
 
 def total(values, factor=1.0):
@@ -34,12 +43,14 @@ for number, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(96, 6)), 6)):
         later.append(pool.submit(total, {"out": out, "rows": [x[:, 1:]]}))
         waiting.put((number, out + 1))
         later.append(pool.submit(partial(total, factor=2.0), {"out": x * 2, "rows": (out,)}))
-        kept = out[:, :1] * 3
+        both = many.map_async(lambda t: t.numpy().sum().item(), [out, out * 4])
+        kept, named = out[:, :1] * 3, out * 5
         later.append(pool.submit(lambda kept=kept, x=x: kept.sum().item() + x.mean().item()))
-        thread = threading.Thread(target=lambda out=out: seen.setdefault("last", out.sum().item()))
+        thread = threading.Thread(target=lambda: seen.setdefault("last", named.sum().item()))
         thread.start()
         print(torch.sort(out, 0).values[0].tolist(), torch.median(x).item())
         thread.join()
+        print([f"{value:.12f}" for value in both.get()])
 waiting.put(None)
 writer.join()
 for one in later:

@@ -20,7 +20,7 @@ class Sorts(nn.Module):
 def shapes_of(model, x):
     out = model(x)
     F.cross_entropy(out, torch.zeros(len(x), dtype=torch.int64, device="meta")).backward()
-    (out - out.mean(0)).square().sum()
+    assert model.first(x).mean(0).shape == (256,)  # a sum over rows
     return tuple(out.shape), [tuple(p.grad.shape) for p in model.parameters()]
 
 
