@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Dataset
 
-from autoddp import torch_internals
 from autoddp.errors import Disagreement
 from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
+from autoddp.training.late_averaging import GRADIENTS
 from tests.support.ranks import run_ranks
 from tests.support.training import (
     TWO_OR_THREE,
@@ -35,7 +35,7 @@ script = Scripts()
 
 def late():
     """Whether the property that averages what is read is there."""
-    (there,) = {name in vars(torch.Tensor) for name in torch_internals.GRADIENTS}
+    (there,) = {name in vars(torch.Tensor) for name in GRADIENTS}
     return there
 
 
