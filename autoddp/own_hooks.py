@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.utils.hooks import RemovableHandle
-
 _next = 1 << 40  # the number of autoddp's next handle
 
 
 @contextmanager
 def own_hooks() -> Iterator[None]:
     """Register hooks of autoddp inside."""
+    from torch.utils.hooks import RemovableHandle  # the launcher chooses when torch is imported
+
     global _next
     before, RemovableHandle.next_id = RemovableHandle.next_id, _next
     try:

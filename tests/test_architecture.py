@@ -183,9 +183,11 @@ def test_tensors_of_ours_lie_where_we_say(path):
         assert not list(without_device(path))
 
 
-def test_nothing_on_the_way_to_help_imports_torch():
+def test_nothing_on_the_way_to_help_or_to_a_launch_imports_torch():
+    """The launcher sets what torch reads at its import."""
     check = (
-        "import sys, autoddp\nfrom autoddp.cli import parse\nparse(['run', '--help'])\n"
+        "import sys, autoddp, autoddp.launch\n"
+        "from autoddp.cli import parse\nparse(['run', '--help'])\n"
         "autoddp.rank()\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     done = run_python("-c", check)
