@@ -42,6 +42,8 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # number of active modes
 function_depth: Callable[[], int] = torch._C._len_torch_function_stack  # likewise
+pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
+push_function_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
 traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; or None
 transform = torch._C._functorch.peek_interpreter_stack  # the active one of torch.func; or None
 # give two tensors each other's implementation; objects and classes stay
@@ -293,7 +295,5 @@ def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 def has_own_functions(kind: type[torch.Tensor]) -> bool:
     """Return whether a class of tensors overrides `__torch_function__`."""
-    return (
-        kind is not torch.Tensor
-        and kind.__torch_function__ is not torch._C._disabled_torch_function_impl
-    )
+    none = torch._C._disabled_torch_function_impl
+    return kind is not torch.Tensor and kind.__torch_function__ is not none

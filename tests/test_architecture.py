@@ -28,7 +28,7 @@ LAYERS = [
     {"effects"},
     {"view"},
     {"comm"},
-    {"options", "report", "patching"},
+    {"options", "report", "patching", "own_operations"},
     {"errors", "allocator", "inductor", "own_hooks", "torch_internals"},
 ]
 

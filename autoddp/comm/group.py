@@ -29,7 +29,8 @@ from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.timeout import Timeout, silent
 from autoddp.comm.world import World
-from autoddp.torch_internals import no_dispatch, plain_tensors
+from autoddp.own_operations import unseen
+from autoddp.torch_internals import plain_tensors
 
 TIMEOUT = timedelta(minutes=30)
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
@@ -223,10 +224,10 @@ class Group(Rpc):
             accelerator.synchronize()
             self.barrier()
 
+    @unseen
     def agree(self, yes: bool) -> bool:
-        """Return whether all ranks say yes; a mode of the script does not see it."""
-        with no_dispatch():
-            return bool(self.all_reduce(torch.tensor([int(yes)], device=CPU), MIN).item())
+        """Return whether all ranks say yes."""
+        return bool(self.all_reduce(torch.tensor([int(yes)], device=CPU), MIN).item())
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -13,7 +13,9 @@ from torch.autograd.graph import GradientEdge
 from autoddp import torch_internals
 from autoddp.comm.position import BACKWARD
 from autoddp.own_hooks import own_hooks
+from autoddp.own_operations import unseen
 from autoddp.patching import Call
+from autoddp.torch_internals import dispatch_depth
 from autoddp.training.late_averaging import PendingGradients
 from autoddp.training.leaves import Leaves, gradient_of, leaves_of
 from autoddp.training.replica import Replica, Replicas
@@ -152,7 +154,7 @@ class Backwards:
         replica, without = self.replicas.of(leaves), list[Tensor]()
         try:
             with self._at_common_point(replica):
-                if self.view.undecided:
+                if self.view.undecided or dispatch_depth():  # modes see what a reducer computes
                     plain(tops, **given)
                     without = _with_zeros(leaves.dense)
                     there = (gradient_of(leaf) for leaf in leaves.dense)
@@ -164,13 +166,7 @@ class Backwards:
         except BaseException:
             self.replicas.drop(replica)
             raise
-        given_zeros = [(leaf, g) for leaf in without if (g := gradient_of(leaf)) is not None]
-        if given_zeros:  # one copy to the host, as DDP makes one of its map of used parameters
-            where = given_zeros[0][1].device
-            other = torch.stack([g.any().to(where) for _, g in given_zeros]).tolist()
-            for (leaf, _), reached in zip(given_zeros, other, strict=True):
-                if not reached:
-                    leaf.grad = None
+        _drop_zeros(without)
 
     @contextmanager
     def _at_common_point(self, replica: Replica) -> Iterator[None]:
@@ -185,6 +181,19 @@ class Backwards:
                 view.work.turn(before)
 
 
+@unseen
+def _drop_zeros(leaves: list[Tensor]) -> None:
+    """Remove the gradients of leaves that are zero, by one copy to the host, as DDP makes one."""
+    given = [(leaf, g) for leaf in leaves if (g := gradient_of(leaf)) is not None]
+    if given:
+        where = given[0][1].device
+        other = torch.stack([g.any().to(where) for _, g in given]).tolist()
+        for (leaf, _), reached in zip(given, other, strict=True):
+            if not reached:
+                leaf.grad = None
+
+
+@unseen
 def _with_zeros(leaves: list[Tensor]) -> list[Tensor]:
     """Give zeros to the leaves that no gradient has reached, and return these."""
     without = [leaf for leaf in leaves if gradient_of(leaf) is None]

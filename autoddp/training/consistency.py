@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +18,8 @@ from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN, Group
+from autoddp.own_operations import no_modes
 from autoddp.report import users_line
-from autoddp.torch_internals import dispatch_depth, outside_modes
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import gradient_of
 from autoddp.training.replica import flattened, put_back
@@ -123,9 +122,8 @@ class Consistency:
 
     def _compare(self, leaves: list[Tensor], gradients: bool = True) -> None:
         found, where = Fingerprint(), users_line()
-        # a mode of the script does not see it; the script's own kinds of tensors compute
-        apart = outside_modes() if dispatch_depth() else nullcontext()
-        with self.view.context.within(Code.PLAIN), apart:
+        # the script's own kinds of tensors compute in it
+        with self.view.context.within(Code.PLAIN), no_modes():
             if gradients:
                 there = [g for g in map(gradient_of, leaves) if g is not None]
                 found.add("the sum of the gradients", there)

@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
+from autoddp.own_operations import unseen
 from autoddp.patching import Feature, patch, stands_for
 from autoddp.torch_internals import no_torch_function
 from autoddp.training.parameters.choice import free_on
@@ -90,8 +91,7 @@ class Placement(Feature):
         self.by_hand, self.forward = Kind(), Kind()
         self.loop = Loop()
         self.others = self.backwards = self.calls = 0
-        self.trained = self.said = False
-        self.stepping = False
+        self.trained = self.said = self.stepping = False
         self.before = 0, 0  # the step that is counted: collectives, and bytes that were gathered
         self.counting = ExitStack()
         self.memory = _host_peak()
@@ -231,6 +231,7 @@ class Placement(Feature):
         self.before = self.group.collective_check.count, self.group.gathered
         self.counting.enter_context(counted(add))
 
+    @unseen
     def _choose(self, of: Optimizer | Kind, loop: Loop) -> None:
         """Take a way until the next choice, and say so if it is another one than before."""
         counts = self.view.counts
@@ -257,9 +258,8 @@ class Placement(Feature):
             f"batches are {way}: a step of {counts.functions} functions, "
             f"{counts.operations:.1e} operations and {counts.collectives} collectives "
             f"should take {1e3 * shared:.2g} ms with sharded ones, {1e3 * whole:.2g} ms with "
-            "replicated ones"
+            "replicated ones" + (f", but {why}" if why else "")
         )
-        what += f", but {why}" if why else ""
         changes, loop.chosen, self.view.undecided = faster != loop.chosen, faster, False
         self.view.replicates, loop.step, loop.next = faster, 0, AGAIN
         if changes or not self.run.report.of("placement"):

@@ -21,6 +21,7 @@ from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import Group
 from autoddp.comm.position import WAITING
+from autoddp.own_operations import unseen
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import Leaves
 from autoddp.view.redistribute import all_gather_rows
@@ -114,6 +115,7 @@ class Replicas:
             parts = vars(replica.reducer)
             del parts["logger"], parts["reducer"]
 
+    @unseen
     def compare(self, leaves: list[Tensor]) -> None:
         """Compare leaves over ranks; all ranks run the same script on the same values.
 
@@ -139,11 +141,13 @@ class Replicas:
                 leaf.grad = self.average_sparse(grad)
         self.average_dense(dense)
 
+    @unseen
     def average_dense(self, grads: list[Tensor]) -> None:
         """Average gradients in place, in one all-reduce for each dtype and device."""
         for some, flat in flattened([grad.detach() for grad in grads]):
             put_back(some, self.group.all_reduce(flat).div_(self.group.size))
 
+    @unseen
     def average_sparse(self, grad: Tensor) -> Tensor:
         """Return the mean of a sparse gradient: every rank's entries, one after the other."""
         grad = grad.coalesce()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from autoddp.own_operations import unseen
+
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
@@ -60,6 +62,7 @@ class PendingSums:
             self.reduce()
         return part
 
+    @unseen
     def reduce(self) -> None:
         """All-reduce all pending sums, once for each device."""
         parts, self.parts = self.parts, []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from autoddp.own_operations import unseen
 from autoddp.torch_internals import outside_transforms, transform
 from autoddp.view.shard_sizes import ShardSizes, Spec, whole_strides
 
@@ -37,6 +38,7 @@ def agreed_strides(local: Tensor, sizes: ShardSizes, dim: int) -> tuple[int, ...
     return tuple(json.loads(agreed)[0])
 
 
+@unseen
 def all_gather_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
     """All-gather the shards along `dim` into the whole batch, with the strides of one process."""
     if sizes.blocks > 1:
@@ -114,6 +116,7 @@ class Gather(Boundary):
         return ctx.sizes.shard(g, ctx.dim) * size, None, None, None
 
 
+@unseen
 def gather(rows: Tensor, spec: Spec, graph: bool, known: Tensor | None = None) -> Tensor:
     """All-gather rows, with a graph or without; `known` is the whole if only that is missing."""
     with (
