@@ -43,9 +43,9 @@ data = TensorDataset(torch.randn(24, 5), torch.randn(24, 1))
 parts = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 1)
 net, unused = nn.Sequential(*parts), nn.Linear(2, 2)
 optimizer = torch.optim.SGD([*net.parameters(), *unused.parameters()], 0.1, momentum=0.9)
-for number in range(4):
-    for x, y in DataLoader(data, 8, shuffle=True):
-        mode = (Operators, Rounded, Functions)[number % 3]()
+for epoch in range(4):
+    for number, (x, y) in enumerate(DataLoader(data, 8, shuffle=True)):
+        mode = (Functions, Operators, Rounded)[(number + epoch) % 3]()
         with mode:
             loss = nn.functional.mse_loss(net(x), y) + 0 * unused.weight.sum()
             optimizer.zero_grad()
