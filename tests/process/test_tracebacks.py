@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.support.cli import fork_cli, run_python
@@ -84,3 +86,32 @@ def test_an_error_after_the_end_of_the_script_is_shown_without_our_frames(text, 
     assert done.rc == 1
     assert "RuntimeError: DataLoader worker (pid 1)" in done.err
     assert "process/script.py" not in done.err
+
+
+EXTENSION = """
+import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = "double first(const at::Tensor& x) { return x.data_ptr<double>()[0]; }"
+name = {"functions": ["first"], "build_directory": ".", "extra_cflags": ["-O0"]}
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+first = load_inline("reader", "#include <torch/extension.h>\\n" + SOURCE, **name).first
+net = torch.nn.Linear(3, 1)
+for step in range(3):
+    out = net(torch.randn(6, 3)).detach()
+    print(round(first(out), 9))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") and shutil.which("ninja")), reason="no g++, no ninja")
+def test_what_reads_a_batch_past_torch_says_how_to_run_it(tmp_path):
+    (tmp_path / "reads.py").write_text(EXTENSION)
+    alone = run_python("reads.py", cwd=tmp_path)
+    assert alone.rc == 0, alone.err
+    done = fork_cli("run", "-n", "2", "--placement", "sharded", "reads.py", cwd=tmp_path)
+    assert done.rc == 1
+    assert "cannot read a batch that ranks share; run with --placement replicated" in done.err
+    done = fork_cli("run", "-n", "2", "--placement", "replicated", "reads.py", cwd=tmp_path)
+    assert (done.rc, done.out) == (0, alone.out), done.err
