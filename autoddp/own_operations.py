@@ -26,7 +26,7 @@ def no_modes() -> Iterator[None]:
 
 
 def unseen(function: Called) -> Called:
-    """Return `function`, which runs without the modes of the script; a compiler's trace it."""
+    """Return `function`, which runs without modes, but for those of a compiler that traces."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -39,7 +39,7 @@ outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
 is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes to arguments
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_TRACES = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # number of active modes
 function_depth: Callable[[], int] = torch._C._len_torch_function_stack  # likewise
 pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
@@ -103,8 +103,8 @@ def in_function() -> bool:
 
 
 def compiler_traces() -> bool:
-    """Return whether a compiler traces a backward pass by proxies."""
-    return torch._C._get_dispatch_mode(_PROXY) is not None
+    """Return whether a compiler traces what runs, with its own kinds of tensors."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACES)
 
 
 def after_backward(call: Callable[[], None]) -> None:
