@@ -23,11 +23,6 @@ from autoddp.errors import BadInput
 from autoddp.process.frames import visible
 
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
-NO_MEMORY = "its data is not allocated yet"  # torch's words for a tensor without memory of its own
-WITHOUT_DISPATCH = (
-    "[autoddp] C++ code that torch does not dispatch cannot read a batch that ranks share; "
-    "run with --placement replicated"
-)
 
 
 @dataclass(frozen=True)
@@ -94,8 +89,6 @@ class Script:
             return 0
         if isinstance(raised, SystemExit):
             return _system_exit(raised)
-        if isinstance(raised, RuntimeError) and NO_MEMORY in str(raised):
-            raised.add_note(WITHOUT_DISPATCH)
         if not whole_traceback:
             strip(raised)
         return _show(raised)

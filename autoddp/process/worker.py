@@ -37,9 +37,14 @@ LAST = timedelta(minutes=1)  # in which the others leave a rank 0 that hosts the
 KILLED = timedelta(seconds=10)  # the same after a failure, by which some may have been killed
 TICK = 0.02
 ALLOCATE = "can't allocate memory"  # in torch's error on CPUs
+NO_MEMORY = "its data is not allocated yet"  # torch's words for a tensor without memory of its own
 FITS = (
     "memory was too small; --parameters sharded divides parameters, gradients and the optimizer's "
     "states among the ranks"
+)
+WITHOUT_DISPATCH = (
+    "C++ code that torch does not dispatch cannot read a batch that ranks share; "
+    "run with --placement replicated"
 )
 
 
@@ -73,9 +78,9 @@ def run(job: Job) -> int:
         code = job.script.run(job.options.verbose, run.ended)
         if not code and os.getpid() == this:
             group.conclude()
-        elif code and out_of_memory(run):
+        elif code and (line := advice(run)):
             # a rank's own log is shown if it is the first to fail
-            print(f"{PREFIX} {FITS}", file=sys.stderr)
+            print(f"{PREFIX} {line}", file=sys.stderr)
         code = finish(code)
         if os.getpid() != this:
             leave(code)  # a child that the script forked has ended; the rank goes on
@@ -87,12 +92,17 @@ def run(job: Job) -> int:
     return code
 
 
-def out_of_memory(run: Run) -> bool:
-    """Return whether the script ended for lack of memory that sharded parameters would save."""
+def advice(run: Run) -> str:
+    """Return a line on what would have kept the script from its error; empty if none is known."""
     error = getattr(sys, "last_value", None)
+    if run.world.world_size == 1 or run.options.view == "local":
+        return ""
     short = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or ALLOCATE in str(error)
-    several = run.world.world_size > 1 and run.options.view == "global"
-    return short and several and not run.view.sharded_parameters
+    if short and not run.view.sharded_parameters:
+        return FITS
+    unread = isinstance(error, RuntimeError) and NO_MEMORY in str(error)
+    shared = run.report.of("loaders") or run.report.of("modules")
+    return WITHOUT_DISPATCH if unread and shared and not run.view.replicates else ""
 
 
 def by_itself(job: Job, world: World) -> int:

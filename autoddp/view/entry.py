@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.comm.accelerator import capturing
+from autoddp.own_operations import unseen
 from autoddp.report import users_line
 from autoddp.torch_internals import traced, transform
 from autoddp.view.aliases import Base
@@ -158,6 +159,7 @@ class ModuleEntry:
             self.dims[weakref.ref(module, self.dims.pop)] = guesses
         return guesses
 
+    @unseen
     def _sharded(self, module: nn.Module, dim: int, values: list[Any]) -> Batch:
         """Return the arguments, with plain tensors of the batch's size sharded."""
         inside = any(map(is_container, values)) and module not in self.flat
@@ -196,6 +198,7 @@ class ModuleEntry:
             return None
         return self.view.even_sizes(total)
 
+    @unseen
     def _row_wise(self, x: Any) -> Any:
         """Return what an inner module gets: a tensor made of the batch's arrays is sharded."""
         if type(x) is not Tensor or not x.dim() or len(x) != self.rows:

@@ -115,3 +115,19 @@ def test_what_reads_a_batch_past_torch_says_how_to_run_it(tmp_path):
     assert "cannot read a batch that ranks share; run with --placement replicated" in done.err
     done = fork_cli("run", "-n", "2", "--placement", "replicated", "reads.py", cwd=tmp_path)
     assert (done.rc, done.out) == (0, alone.out), done.err
+
+
+NOT_SHARED = """
+import torch
+torch.nn.Linear(3, 1)(torch.randn(1, 3))  # one row, which no ranks share
+raise RuntimeError("its data is not allocated yet")
+"""
+
+
+@pytest.mark.parametrize("option", ["--placement=sharded", "--placement=replicated"])
+def test_an_error_of_the_script_in_the_same_words_is_left_alone(option, tmp_path):
+    (tmp_path / "raises.py").write_text(NOT_SHARED)
+    done = fork_cli("run", "-n", "2", option, "raises.py", cwd=tmp_path)
+    assert done.rc == 1
+    assert "its data is not allocated yet" in done.err
+    assert "dispatch" not in done.err

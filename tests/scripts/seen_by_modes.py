@@ -54,3 +54,7 @@ for epoch in range(4):
         if not isinstance(mode, Rounded):
             print(sorted((k, n) for k, n in mode.seen.items() if k not in ("dim", "device")))
         print(f"{loss.item():.11f}", [f"{p.sum().item():.10f}" for p in net.parameters()])
+for x in (torch.randn(1, 5), torch.randn(6, 5)):
+    with Operators() as operators, Functions() as functions:
+        out = net.eval()(x)
+    print(out.sum().item(), sorted(operators.seen.items()), sorted(functions.seen.items()))
