@@ -15,7 +15,7 @@ from autoddp import inductor
 from autoddp.torch_internals import in_backward
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.aliases import version
-from autoddp.view.pending_sums import PendingSums
+from autoddp.view.pending_sums import Part, PendingSums
 from autoddp.view.redistribute import with_mean_gradient
 from autoddp.view.sharded_tensor import wrap
 from autoddp.view.state import View
@@ -74,8 +74,7 @@ class LocalGraph(nn.Module):
             if type(x) is ShardedTensor:
                 self.rebuild.append(partial(_sharded, x.spec))
                 found.append(x._local)
-            elif type(x) is Partial and x.unread:
-                part = x._part
+            elif type(x) is Partial and x.unread and type(part := x._part) is Part:
                 self.rebuild.append(partial(_partial, self.view, x.declared, part.count, x.node))
                 found += [x.local, part.local]
             else:

@@ -1,8 +1,14 @@
-"""Partial sums that nobody has read yet; reading one reduces all of them in one all-reduce."""
+"""Partial sums that nobody has read yet; reading one reduces all of them in one all-reduce.
+
+What is computed of them (a count divided by the rows, a loss and its penalty) is computed of their
+totals, in the order of the script: each step is rounded once, as in one process. Terms that were
+scaled by each rank would make `100 * correct / rows` depend on which rank's rows are correct.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +24,7 @@ MAX_PENDING = 1024
 class Part:
     """A 0-dim sum over ranks: this rank's term, detached, and the total after the all-reduce.
 
-    A mean is divided in float64 before the terms are added: it is rounded once, as in one process.
+    The total of a mean is divided in float64: it is rounded once, as in one process.
     """
 
     __slots__ = ("count", "local", "stream", "total")
@@ -27,6 +33,37 @@ class Part:
         self.local, self.count = local, count
         self.stream = stream_of(local)
         self.total: Tensor | None = None
+
+
+class Computed:
+    """A 0-dim value of sums over ranks, which is computed once these are reduced.
+
+    Args:
+        op: A function of plain tensors and numbers.
+        operands: What it gets: a sum or such a value with its dtype, a number, or a tensor, whose
+            value is kept.
+    """
+
+    __slots__ = ("op", "operands", "stream", "total")
+
+    def __init__(self, op: Callable[..., Tensor], operands: list[Any], like: Tensor) -> None:
+        keep = (x.detach().clone() if isinstance(x, Tensor) else x for x in operands)
+        self.op, self.operands = op, [*keep]
+        self.stream = stream_of(like)
+        self.total: Tensor | None = None
+
+    def compute(self) -> None:
+        """Compute the value of the totals."""
+        self.total = self.op(*map(_value, self.operands))
+        self.operands = []
+
+
+def _value(operand: Any) -> Any:
+    """Return an operand as a plain tensor or a number."""
+    if not isinstance(operand, tuple):
+        return operand
+    part, dtype = operand
+    return part.total.to(dtype)
 
 
 def stream_of(x: Tensor) -> torch.Stream | None:
@@ -48,6 +85,7 @@ class PendingSums:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.parts: list[Part] = []
+        self.computed: list[Computed] = []
 
     def add(self, local: Tensor, count: int = 1) -> Part:
         """Add a term, and reduce all if `MAX_PENDING` are waiting.
@@ -62,21 +100,35 @@ class PendingSums:
             self.reduce()
         return part
 
+    def compute(self, op: Callable[..., Tensor], operands: list[Any], like: Tensor) -> Computed:
+        """Add a value that is computed of others, by `op`, when these are reduced."""
+        made = Computed(op, operands, like)
+        self.computed.append(made)
+        if len(self.computed) >= MAX_PENDING:
+            self.reduce()
+        return made
+
     @unseen
     def reduce(self) -> None:
-        """All-reduce all pending sums, once for each device."""
+        """All-reduce all pending sums, once for each device, and compute what is made of them."""
         parts, self.parts = self.parts, []
+        computed, self.computed = self.computed, []
+        streams = {part.stream for part in parts} | {made.stream for made in computed}
+        for stream in filter(None, streams):
+            current = torch.accelerator.current_stream(stream.device)
+            if current != stream:
+                current.wait_stream(stream)
         by_device: dict[torch.device, list[Part]] = {}
         for part in parts:
             by_device.setdefault(part.local.device, []).append(part)
-        for device, some in by_device.items():
-            for other in filter(None, {part.stream for part in some} - {stream_of(some[0].local)}):
-                torch.accelerator.current_stream(device).wait_stream(other)
-            columns = [_encode(part.local) / part.count for part in some]
+        for some in by_device.values():
+            columns = [_encode(part.local) for part in some]
             total = self.group.all_reduce(torch.cat(columns))
             values = total.split([len(column) for column in columns])
             for part, value in zip(some, values, strict=True):
-                part.total = _decode(value, part.local)
+                part.total = _decode(value if part.count == 1 else value / part.count, part.local)
+        for made in computed:
+            made.compute()
 
 
 HALF = 2**31

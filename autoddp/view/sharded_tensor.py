@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from autoddp.view.aliases import Base, Path, Step, along
-from autoddp.view.pending_sums import Part
+from autoddp.view.pending_sums import Computed, Part
 from autoddp.view.redistribute import SumOverRanks, node_name, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
@@ -203,7 +203,7 @@ class Partial(DistributedTensor, metaclass=TensorType):
     owner: View
     local: Tensor
     declared: torch.dtype
-    _part: Part
+    _part: Part | Computed
     _node: str
     _value: Tensor | None  # the sum, once it was read
     _written: int  # its version then
@@ -214,7 +214,7 @@ class Partial(DistributedTensor, metaclass=TensorType):
         local: Tensor,
         view: View,
         dtype: torch.dtype | None = None,
-        known: Part | None = None,
+        known: Part | Computed | None = None,
         node: str = "",
     ) -> Partial:
         declared = dtype or local.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import add, mul, neg, sub, truediv
 from typing import Any, TypeGuard
 
 import torch
@@ -46,10 +47,10 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif not unread(x) or (not _number(y) if op != "neg" else y is not None):
         return NotImplemented
     elif op == "neg":
-        out = _wrapped(x, None, -x.local)
+        out = _wrapped(x, None, -x.local, neg, x)
     else:
-        factor = with_mean_gradient(y, x.owner.group)
-        out = _wrapped(x, y, x.local * factor if op == "mul" else x.local / factor)
+        factor, compute = with_mean_gradient(y, x.owner.group), mul if op == "mul" else truediv
+        out = _wrapped(x, y, compute(x.local, factor), compute, x, y)
     return _assign(args[0], out) if in_place(func) else out
 
 
@@ -68,7 +69,8 @@ def _sum(x: Any, y: Any, sign: int) -> Any:
     a, b = _term(x, lead), _term(y, lead)
     if a is None or b is None:
         return NotImplemented
-    return _wrapped(lead, y if lead is x else x, a + b if sign > 0 else a - b)
+    compute = add if sign > 0 else sub
+    return _wrapped(lead, y if lead is x else x, compute(a, b), compute, x, y)
 
 
 def _term(x: Any, lead: Partial) -> Any:
@@ -88,14 +90,20 @@ def _term(x: Any, lead: Partial) -> Any:
     return x * (group.rank == 0)
 
 
-def _wrapped(lead: Partial, other: Any, local: Tensor) -> Any:
-    """Wrap `local` in a `Partial` whose dtype is that of plain tensors."""
+def _wrapped(lead: Partial, other: Any, local: Tensor, compute: Any, *operands: Any) -> Any:
+    """Wrap `local` in a `Partial` whose dtype is that of plain tensors.
+
+    Its value is what `compute` makes of the values of `operands`.
+    """
     sums = [lead, other] if type(other) is Partial else [lead]
-    if all(x.declared == x.local.dtype for x in sums):
-        return Partial(local, lead.owner)
-    if type(other) is Tensor or any(x.declared != lead.declared for x in sums):
-        return NotImplemented
-    return Partial(local, lead.owner, lead.declared)
+    dtype = None
+    if not all(x.declared == x.local.dtype for x in sums):
+        if type(other) is Tensor or any(x.declared != lead.declared for x in sums):
+            return NotImplemented
+        dtype = lead.declared
+    values = [(x._part, x.declared) if type(x) is Partial else x for x in operands]
+    part = lead.owner.pending.compute(compute, values, lead.local)
+    return Partial(local, lead.owner, dtype, part)
 
 
 def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

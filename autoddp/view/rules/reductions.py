@@ -66,7 +66,11 @@ def over_batch(name: str, me: ShardedTensor, dims: list[int], bound: dict[str, A
     inexact = local.is_floating_point() or local.is_complex()
     if local.dtype in LOW or (name == "mean" and not inexact):
         return GATHER_ONCE
-    total, node = local.sum(dims, keepdim=keepdim), "SumBackward1"
-    if name == "mean":
-        total, node = total / math.prod(me.shape[dim] for dim in set(dims)), "MeanBackward1"
-    return with_node_name(SumOverRanks, node).apply(total, me.sizes.view.group)
+    total, group = local.sum(dims, keepdim=keepdim), me.sizes.view.group
+    if name == "sum":
+        return with_node_name(SumOverRanks, "SumBackward1").apply(total, group)
+    count = math.prod(me.shape[dim] for dim in set(dims))
+    # divided once, by one rank as by all: a mean of counts is that of one process
+    whole = total.detach().clone(memory_format=torch.contiguous_format)
+    mean = group.all_reduce(whole) / count
+    return with_node_name(SumOverRanks, "MeanBackward1").apply(total / count, group, mean)
