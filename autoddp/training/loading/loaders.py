@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from autoddp.comm.accelerator import CPU
+from autoddp.comm.context import Code
 from autoddp.comm.group import MAX
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
@@ -73,10 +74,12 @@ class Loaders(Feature):
     def share_batches(self, call: Call) -> Any:
         """Return an iterator over sharded batches, or whole ones if every rank loads all."""
         loader = call.instance
-        if not self.view.context.is_rank():
+        context = self.view.context
+        # a data set that loads is on the ranks that fetch its samples
+        if not context.is_rank() or context.depth[Code.PLAIN] or context.depth[Code.FETCH]:
             return call.wrapped()
         where = f"DataLoader at {users_line()}"
-        if self.view.context.in_thread():
+        if context.in_thread():
             self.run.report.add("loaders", where, Plan(where, EACH, THREAD).describe())
             with self._fitting(loader, EACH):
                 return call.wrapped()
