@@ -154,7 +154,8 @@ class Backwards:
         replica, without = self.replicas.of(leaves), list[Tensor]()
         try:
             with self._at_common_point(replica):
-                if self.view.undecided or dispatch_depth():  # modes see what a reducer computes
+                # modes see what a reducer computes, and it may see a leaf once
+                if self.view.undecided or dispatch_depth() or leaves.nests:
                     plain(tops, **given)
                     without = _with_zeros(leaves.dense)
                     there = (gradient_of(leaf) for leaf in leaves.dense)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from autoddp import torch_internals
 from autoddp.patching import Call, Feature, patch
@@ -74,7 +76,11 @@ class Checkpoints(Feature):
         if reentrant is not False and (others or not needs):
             # reentrant without a graph to hang on: torch warns
             return call.wrapped(function, *rest, **call.kwargs)
-        return _checkpointed(call.wrapped, function, rest, {**call.kwargs, "use_reentrant": False})
+        # the reentrant form computes all of the function again, and what it counts a second time
+        whole = reentrant is not False
+        with set_checkpoint_early_stop(False) if whole else nullcontext():
+            given = {**call.kwargs, "use_reentrant": False}
+            return _checkpointed(call.wrapped, function, rest, given)
 
 
 def _checkpointed(plain: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

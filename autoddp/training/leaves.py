@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
 from autoddp.torch_internals import no_torch_function
 from autoddp.view.order import Order
-from autoddp.view.redistribute import Boundary
+from autoddp.view.redistribute import Boundary, Renamed
 from autoddp.view.table import stands_at
 
 # torch's own getters, setters and deleters: ours may stand there
@@ -32,11 +33,14 @@ class Leaves:
         others: Leaves with sparse or complex gradients, or on another kind of device.
         key: What a reducer is made for: the graph's nodes of the dense leaves, of which
             `model.to(...)` gives a leaf another one.
+        nests: Whether a function is in the graph whose backward may run one inside, to the same
+            leaves, as a checkpoint's does.
     """
 
     dense: list[Tensor] = field(default_factory=list)
     others: list[Tensor] = field(default_factory=list)
     key: tuple[Any, ...] = ()
+    nests: bool = False
 
     @property
     def all(self) -> list[Tensor]:
@@ -56,8 +60,8 @@ def gradient_of(leaf: Tensor) -> Tensor | None:
 
 def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
     """Walk the graph for its leaves, by kind; every rank finds the same ones, in the same order."""
-    found, sparse = _walked(roots)
     leaves = Leaves()
+    found, sparse = _walked(roots, leaves)
     accumulators = {id(node.variable): node for node in found}
     ordered = one_order.sorted([node.variable for node in accumulators.values()])
     # a reducer serves one kind of device
@@ -93,8 +97,8 @@ def leaves_without_rows(roots: Iterable[Tensor]) -> list[Tensor] | None:
     return found
 
 
-def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
-    """Return a graph's accumulators, and the ids of leaves with sparse gradients."""
+def _walked(roots: Iterable[Tensor], leaves: Leaves) -> tuple[list[Any], set[int]]:
+    """Return a graph's accumulators, and the ids of leaves with sparse gradients; set `nests`."""
     found: list[Any] = []
     sparse: set[int] = set()
     seen: set[Any] = {None}
@@ -115,10 +119,18 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
                 found.append(node)
             continue
         following = node.next_functions
+        leaves.nests = leaves.nests or (isinstance(node, BackwardCFunction) and _may_nest(node))
         if name in SPARSE and getattr(node, "_saved_sparse", False):
             sparse.add(id(getattr(following[0][0], "variable", None)))
         todo += [each for each, _ in following if each not in seen]
     return found, sparse
+
+
+def _may_nest(node: Any) -> bool:
+    """Return whether a function's backward may run another one; ours and compiled ones do not."""
+    kind = node._forward_cls
+    ours = issubclass(kind, (Boundary, Renamed))
+    return not ours and not kind.__module__.startswith("torch._functorch")
 
 
 def with_setter(plain: Any, write: Callable[[Any, Any], Any]) -> property:
