@@ -198,13 +198,14 @@ class Base:
     def _pull_values(self) -> None:
         """Copy values alone, without a new version: one process has none either."""
         assert self.whole is not None
-        new = shard(self.whole.detach(), self.spec.sizes, self.spec.dim)
-        rows, new = once(self.rows.data, new)
-        if rows.data_ptr() != new.data_ptr() or rows.stride() != new.stride():
-            if self.copies and not torch.equal(rows, new):
-                self.outdate()
-            with same_mode(self.rows):
-                rows.copy_(new)
+        with outside_transforms() if transform() else nullcontext():
+            new = shard(self.whole.detach(), self.spec.sizes, self.spec.dim)
+            rows, new = once(self.rows.data, new)
+            if rows.data_ptr() != new.data_ptr() or rows.stride() != new.stride():
+                if self.copies and not torch.equal(rows, new):
+                    self.outdate()
+                with same_mode(self.rows):
+                    rows.copy_(new)
 
     def outdate(self) -> None:
         """Note a write into this memory: views of this root that were gathered alone are stale."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.torch_internals import plain_tensors
+from autoddp.training.parameters.layout import Geometry
 from autoddp.training.parameters.saving import pickled_by_torch
 from autoddp.training.parameters.shard import CLASS, Held
 from autoddp.view.sharded_tensor import TensorType
@@ -36,9 +37,10 @@ class Region:
             self.seen = self.of.written()
 
     def offset(self, view: Tensor) -> int:
-        """Return where a view begins in the memory of its parameter."""
+        """Return where a view begins in the memory of its parameter, in its own elements."""
         with plain_tensors():
-            return int(view.storage_offset()) - int(self.whole.storage_offset())
+            start = self.whole.storage_offset() * self.whole.element_size()
+            return int(view.storage_offset() - start // view.element_size())
 
 
 class Alias(Tensor, metaclass=TensorType):
@@ -75,7 +77,7 @@ def separate_view(x: Any, whole_of: Any = None) -> Tensor:
     region: Region = x.__dict__[REGION]
     whole = (whole_of or region.of.wholes.separate)(region.of)
     with plain_tensors():
-        return whole.as_strided(x.size(), x.stride(), region.offset(x))
+        return Geometry(x).at(whole, region.offset(x))
 
 
 def written_view(x: Any) -> Tensor:

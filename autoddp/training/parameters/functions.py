@@ -46,7 +46,12 @@ from autoddp.training.parameters.shardwise import (
     reduce_shards,
     run_on_shards,
 )
-from autoddp.training.parameters.wholes import address, with_versions, within
+from autoddp.training.parameters.wholes import (
+    address,
+    byte_offset,
+    with_versions,
+    within,
+)
 from autoddp.view import dispatch as view_dispatch
 from autoddp.view.aliases import version
 from autoddp.view.sharded_tensor import WRITTEN, leaves_in
@@ -158,8 +163,8 @@ def _called(
     if STRIDED.get(func) == 3:
         _refuse_outside(func, args, kwargs, regions.get(first), found[first])
     if func in STRIDED:
-        start = regions[first].whole if first in regions else given[first]
-        args, kwargs = _from_start(func, args, kwargs, int(start.storage_offset()))
+        start = byte_offset(regions[first].whole if first in regions else given[first])
+        args, kwargs = _from_start(func, args, kwargs, start // given[first].element_size())
     mine = regions[first].of if first in regions else held(found[first])
     hooks = hooks and SavedTensors.nest and torch.is_grad_enabled()
     with SavedParameters(mine.wholes) if hooks else nullcontext():
@@ -178,7 +183,8 @@ def _refuse_outside(func: Any, args: Any, kwargs: Any, region: Region | None, x:
     like = torch.empty(mine.layout.shape.numel(), dtype=mine.local.dtype, device="cpu")
     with plain_tensors(), torch.no_grad():
         start = region.offset(x) if region else 0
-        func(like.as_strided(x.size(), x.stride(), start), *args[1:], **kwargs)
+        memory = torch.empty(0, dtype=x.dtype, device="cpu").set_(like.untyped_storage())
+        func(memory.as_strided(x.size(), x.stride(), start), *args[1:], **kwargs)
 
 
 def _from_start(func: Any, args: Any, kwargs: dict[str, Any], start: int) -> tuple[Any, Any]:

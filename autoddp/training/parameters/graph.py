@@ -12,10 +12,10 @@ from torch import Tensor
 from autoddp.torch_internals import SavedTensors, plain_tensors, swap_implementation
 from autoddp.training.parameters.aliases import REGION, Alias, Region
 from autoddp.training.parameters.attributes import hook_whole
-from autoddp.training.parameters.layout import Layout, reduce_scatter
+from autoddp.training.parameters.layout import Geometry, Layout, reduce_scatter
 from autoddp.training.parameters.shard import CLASS, HELD, Held, ShardedState, held
 from autoddp.training.parameters.shard_group import ShardGroup
-from autoddp.training.parameters.wholes import Gathered, Wholes, address
+from autoddp.training.parameters.wholes import Gathered, Wholes, address, byte_offset
 from autoddp.view.redistribute import Boundary, node_name, with_node_name
 
 
@@ -170,13 +170,14 @@ class Saved:
         version: The version of its shard then.
     """
 
-    __slots__ = ("geometry", "members", "number", "unit", "version")
+    __slots__ = ("geometry", "members", "number", "offset", "unit", "version")
 
     def __init__(self, gathered: Gathered, part: Tensor) -> None:
         self.unit, self.members = gathered.unit, gathered.members
-        self.geometry = part.size(), part.stride(), part.storage_offset()
+        self.geometry, self.offset = Geometry(part), int(part.storage_offset())
+        place = byte_offset(part) // gathered.flat.element_size()
         # one without elements begins where the next one does
-        self.number = bisect_right(self.unit.offsets, part.storage_offset()) - 1
+        self.number = bisect_right(self.unit.offsets, place) - 1
         self.version = self.members[self.number].local._version
 
     def again(self, wholes: Wholes) -> Tensor:
@@ -192,7 +193,7 @@ class Saved:
             if gathered is not None:
                 wholes.drop(self.unit)
             gathered = wholes.gathered(self.unit, self.members)
-        return gathered.flat.data.as_strided(*self.geometry)
+        return self.geometry.at(gathered.flat, self.offset)
 
 
 def changed(x: Tensor, before: int, shape: torch.Size) -> None:

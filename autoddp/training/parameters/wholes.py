@@ -119,8 +119,8 @@ class Wholes:
         found = self.kept.pop(unit, None)
         if found is None:
             with self._gathering():
-                rows = all_gather(members)
-            found = Gathered(unit, members, rows.view(-1))
+                flat = all_gather(members, unit.offsets).view(-1)
+            found = Gathered(unit, members, flat)
             self.by_address[address(found.flat)] = found
         self.kept[unit] = found
         blocks = [x for x in self.kept if not x.root]
@@ -243,14 +243,22 @@ class _Internal:
 
 
 def address(x: Tensor) -> int:
-    """Return the address of a tensor's memory."""
-    return x.untyped_storage().data_ptr()
+    """Return the address of a tensor's memory; 0 for one without, as a tangent of zeros."""
+    try:
+        return x.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def within(view: Tensor, whole: Tensor) -> bool:
     """Return whether a view begins in the memory of a whole parameter, not in its neighbour's."""
-    start = whole.storage_offset()
-    return bool(start <= view.storage_offset() < start + max(1, whole.numel()))
+    start = byte_offset(whole)
+    return start <= byte_offset(view) < start + max(1, whole.nbytes)
+
+
+def byte_offset(x: Tensor) -> int:
+    """Return where a tensor begins in its memory, in bytes: views may have another dtype."""
+    return int(x.storage_offset()) * x.element_size()
 
 
 def with_versions(func: Any) -> Any:
