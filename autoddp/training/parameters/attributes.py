@@ -119,10 +119,13 @@ def retain_grad(x: Any) -> None:
     KEEP(held(x).local)
 
 
-def gradient_hook(x: Any, hook: Any) -> Any:
+def gradient_hook(x: Any, hook: Any, local: Tensor) -> Any:
     """Return a hook of the shard that gives another one the gradient as the script sees it."""
+    del local
 
-    def call(gradient: Tensor) -> Any:
+    def call(gradient: Tensor | None) -> Any:
+        if gradient is None:  # it reached others of its unit: one process calls no hook
+            return None
         if not is_shard(x):  # replicated meanwhile
             return hook(gradient)
         mine = held(x)
@@ -136,9 +139,18 @@ def gradient_hook(x: Any, hook: Any) -> Any:
     return call
 
 
-def accumulation_hook(x: Any, hook: Any) -> Any:
-    """Return a hook of the shard that gives another one the parameter."""
-    return lambda _: hook(x)
+def accumulation_hook(x: Any, hook: Any, local: Tensor) -> Any:
+    """Return a hook of the shard that gives another one the parameter, if a gradient reached it."""
+    reached = True
+
+    def note(gradient: Tensor | None) -> None:
+        nonlocal reached
+        reached = gradient is not None
+
+    if local.requires_grad:
+        with own_hooks():
+            local.register_hook(note)
+    return lambda _: hook(x) if reached else None
 
 
 HOOKS = {
@@ -153,7 +165,7 @@ def move_hooks(x: Any, local: Tensor) -> None:
         hooks = getattr(x, name)
         if hooks:
             for key, hook in hooks.items():
-                hooks[key] = wrap(x, hook)
+                hooks[key] = wrap(x, hook, local)
             setattr(local, name, hooks)
 
 
@@ -177,13 +189,15 @@ def hook_whole(whole: Any, mine: Held) -> None:
 @answers(Tensor.register_hook)
 def register_hook(x: Any, hook: Any) -> Any:
     """Register a hook that gets the true gradient, sharded like the parameter."""
-    return held(x).local.register_hook(gradient_hook(x, hook))
+    local = held(x).local
+    return local.register_hook(gradient_hook(x, hook, local))
 
 
 @answers(Tensor.register_post_accumulate_grad_hook)
 def register_post_accumulate_grad_hook(x: Any, hook: Any) -> Any:
     """Register a hook that gets the parameter, once its gradient is there."""
-    return held(x).local.register_post_accumulate_grad_hook(accumulation_hook(x, hook))
+    local = held(x).local
+    return local.register_post_accumulate_grad_hook(accumulation_hook(x, hook, local))
 
 
 def _of_memory(function: Any) -> None:
