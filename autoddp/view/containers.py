@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 MANY = 1000  # items of a container that is not looked into
 ABSENT = object()
+PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 NUMBERS = {int, float, bool, str, bytes}  # a list of them holds no batch
 
 
@@ -148,3 +151,15 @@ def _mapping(x: Any) -> Any:
 
 def _is_namedtuple(kind: type) -> bool:
     return kind.__bases__ == (tuple,) and hasattr(kind, "_make")
+
+
+def is_shape(x: Any) -> bool:
+    """Return whether `x` is a `torch.Size`, a leaf of trees: `Tensor.new` reads a tuple as data."""
+    return isinstance(x, torch.Size)
+
+
+def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments of a call, flattened as a pytree if any is a container."""
+    given = [*args, *kwargs.values()]
+    flat = all(kind in PLAIN or issubclass(kind, Tensor) for kind in {*map(type, given)})
+    return given if flat else tree_leaves(given)

@@ -20,17 +20,12 @@ from autoddp.torch_internals import (
     transform,
 )
 from autoddp.view.aliases import exposes
+from autoddp.view.containers import is_shape, leaves_in
 from autoddp.view.error_messages import OTHERS, WRONG, of_handler, reword
 from autoddp.view.local_call import GATHER_ONCE, LocalCall
 from autoddp.view.schema import schema_of
 from autoddp.view.shard_sizes import Spec
-from autoddp.view.sharded_tensor import (
-    DistributedTensor,
-    Partial,
-    ShardedTensor,
-    is_shape,
-    leaves_in,
-)
+from autoddp.view.sharded_tensor import DistributedTensor, Partial, ShardedTensor
 from autoddp.view.state import View
 from autoddp.view.table import (
     GRAPH,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.comm import accelerator
-from autoddp.view.sharded_tensor import is_shape
+from autoddp.view.containers import is_shape
 
 WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
 NUMBER = re.compile(r"-?\d+")

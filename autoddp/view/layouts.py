@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import plain_tensors
+from autoddp.view.containers import is_shape, leaves_in
 from autoddp.view.schema import schema_of
 from autoddp.view.shard_sizes import Spec, local_strides, whole_strides
-from autoddp.view.sharded_tensor import ShardedTensor, is_shape, leaves_in, wrap
+from autoddp.view.sharded_tensor import ShardedTensor, wrap
 
 if TYPE_CHECKING:
     from autoddp.view.local_call import LocalCall

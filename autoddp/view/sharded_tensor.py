@@ -7,7 +7,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from autoddp.view.aliases import Base, Path, Step, along
 from autoddp.view.pending_sums import Computed, Part
@@ -15,7 +14,6 @@ from autoddp.view.redistribute import SumOverRanks, node_name, with_node_name
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
-PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
 
@@ -197,9 +195,15 @@ def wrap(local: Tensor, spec: Spec, base: Base | None = None, path: Path = ()) -
 
 
 class Partial(DistributedTensor, metaclass=TensorType):
-    """A 0-dim sum over ranks, of which each rank holds a term; it is reduced when it is read."""
+    """A 0-dim sum over ranks, of which each rank holds a term; it is reduced when it is read.
 
-    __slots__ = ("_node", "_part", "_value", "_written", "declared", "local", "owner")
+    What `detach` returns is in the memory of its origin: a write into one reaches the other.
+    """
+
+    __slots__ = (
+        *("_node", "_origin", "_part", "_value", "_written", "declared", "local", "owner"),
+        "shared",
+    )
     owner: View
     local: Tensor
     declared: torch.dtype
@@ -207,6 +211,8 @@ class Partial(DistributedTensor, metaclass=TensorType):
     _node: str
     _value: Tensor | None  # the sum, once it was read
     _written: int  # its version then
+    _origin: Partial | None  # the sum in whose memory this one is
+    shared: bool  # whether another one is in its memory
 
     @staticmethod
     def __new__(
@@ -222,6 +228,15 @@ class Partial(DistributedTensor, metaclass=TensorType):
         made.local, made.owner, made.declared = local, view, declared
         made._part, made._node = known or view.pending.add(local), node
         made._value, made._written = None, 0
+        made._origin, made.shared = None, False
+        return made
+
+    def detached(self) -> Partial:
+        """Return this sum without a graph, in the same memory."""
+        made = Partial(self.local.detach(), self.owner, self.declared, self._part)
+        if not torch.is_inference_mode_enabled():  # in which no value is kept
+            made._origin = self._origin or self
+            made.shared = made._origin.shared = True
         return made
 
     @property
@@ -234,7 +249,7 @@ class Partial(DistributedTensor, metaclass=TensorType):
         """Return whether `local` is up to date: no write into the value, and it is not a leaf."""
         value = self._value
         if value is None:
-            return True
+            return self._origin is None or self._origin.unread
         return value._version == self._written and not (value.requires_grad and value.is_leaf)
 
     def full(self) -> Tensor:
@@ -243,6 +258,12 @@ class Partial(DistributedTensor, metaclass=TensorType):
         value = self._value
         if value is not None and (value.requires_grad or not needs or not self.unread):
             return value
+        if self._origin is not None:
+            with torch.set_grad_enabled(self._origin.local.requires_grad):
+                value = self._origin.full()  # in the memory of the origin, which has its graph
+            self._value = value.detach()
+            self._written = value._version if self._origin.unread else -1
+            return self._value
         if self._part.total is None:
             self.owner.pending.reduce()
         total = self._part.total
@@ -275,15 +296,3 @@ WRITTEN: dict[type, Callable[[Any], Tensor]] = {
     ShardedTensor: ShardedTensor.full,
     Partial: Partial.full,
 }
-
-
-def is_shape(x: Any) -> bool:
-    """Return whether `x` is a `torch.Size`, a leaf of trees: `Tensor.new` reads a tuple as data."""
-    return isinstance(x, torch.Size)
-
-
-def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """Return the arguments of a call, flattened as a pytree if any is a container."""
-    given = [*args, *kwargs.values()]
-    flat = all(kind in PLAIN or issubclass(kind, Tensor) for kind in {*map(type, given)})
-    return given if flat else tree_leaves(given)

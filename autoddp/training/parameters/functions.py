@@ -54,7 +54,8 @@ from autoddp.training.parameters.wholes import (
 )
 from autoddp.view import dispatch as view_dispatch
 from autoddp.view.aliases import version
-from autoddp.view.sharded_tensor import WRITTEN, leaves_in
+from autoddp.view.containers import leaves_in
+from autoddp.view.sharded_tensor import WRITTEN
 from autoddp.view.table import in_place, original_of
 
 # the place of an offset in memory among the arguments of functions that have one

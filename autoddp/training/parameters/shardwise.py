@@ -12,8 +12,8 @@ from autoddp.torch_internals import foreach_norm, plain_tensors, unscale_gradien
 from autoddp.training.parameters.graph import SumOfShards
 from autoddp.training.parameters.shard import Held, held, is_shard, state_of
 from autoddp.view.aliases import version
+from autoddp.view.containers import leaves_in
 from autoddp.view.redistribute import Renamed, with_node_name
-from autoddp.view.sharded_tensor import leaves_in
 from autoddp.view.table import in_place, is_pointwise
 
 NOT_SHARDWISE = object()

@@ -56,7 +56,9 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _assign(x: Any, out: Any) -> Any:
     """Assign `out` to `x` for `loss += term` or `loss /= 4`: `x` stays partial."""
-    if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
+    if out is NotImplemented or not unread(x) or x.dtype != out.dtype:
+        return NotImplemented
+    if x._value is not None or x.shared:  # there is memory to be written into
         return NotImplemented
     x.local, x._part, x._node = out.local, out._part, out._node
     return x
@@ -111,7 +113,12 @@ def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me = args[0]
     if not unread(me) or len(args) > 1 or kwargs:
         return NotImplemented
-    dtype = {"float": torch.float32, "double": torch.float64}.get(func.__name__, me.declared)
-    if func.__name__ not in ("detach", "clone", "float", "double"):
+    name = func.__name__
+    dtype = {"float": torch.float32, "double": torch.float64}.get(name, me.declared)
+    if name not in ("detach", "clone", "float", "double"):
         return NotImplemented
+    if name == "detach":
+        return me.detached()
+    if name != "clone" and dtype == me.declared:
+        return me
     return Partial(func(me.local), me.owner, dtype, me._part)

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autoddp.view.containers import leaves_in
 from autoddp.view.local_call import LocalCall
 from autoddp.view.rules.operands import MISALIGNED, aligned
 from autoddp.view.rules.partial import linear
-from autoddp.view.sharded_tensor import Partial, is_sharded, leaves_in
+from autoddp.view.sharded_tensor import Partial, is_sharded
 from autoddp.view.table import in_place, pointwise_rule, rule
 
 SUMS = {"mvlgamma", "mvlgamma_", "multigammaln"}  # sums of terms, with a layout of their own
