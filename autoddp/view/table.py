@@ -208,3 +208,16 @@ def refusal(shape: tuple[int, ...], name: str) -> str:
         f"{name} gives a batch of shape {tuple(shape)} {what} in place, but each rank "
         f"holds its rows of it; {instead}, or run with --view local"
     )
+
+
+def part_of_complex(name: str) -> property:
+    """Return `real` or `imag` for a class of tensors: torch writes into them past all functions."""
+    plain = getattr(torch.Tensor, name)
+
+    def write(x: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            plain.__get__(x).copy_(value)
+        else:
+            plain.__set__(x, value)  # raises
+
+    return property(plain.__get__, write)

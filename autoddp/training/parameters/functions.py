@@ -56,7 +56,7 @@ from autoddp.view import dispatch as view_dispatch
 from autoddp.view.aliases import version
 from autoddp.view.containers import leaves_in
 from autoddp.view.sharded_tensor import WRITTEN
-from autoddp.view.table import in_place, original_of
+from autoddp.view.table import in_place, original_of, part_of_complex
 
 # the place of an offset in memory among the arguments of functions that have one
 STRIDED: dict[Any, int] = dict.fromkeys(
@@ -276,4 +276,6 @@ for _kind in (ShardedParameter, ShardedState):
 _kind = Alias
 _kind.__torch_function__ = classmethod(alias_function)
 WRITTEN.update({ShardedParameter: written, ShardedState: written, Alias: written_view})
+for _kind in (ShardedParameter, ShardedState, Alias):
+    _kind.real, _kind.imag = part_of_complex("real"), part_of_complex("imag")
 view_dispatch.FIRST.update((ShardedParameter, ShardedState, Alias))

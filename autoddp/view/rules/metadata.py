@@ -15,7 +15,7 @@ from autoddp.view.redistribute import Renamed, node_name, shard, with_node_name
 from autoddp.view.rules.operands import view_or_copy
 from autoddp.view.rules.partial import copy_or_cast, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
-from autoddp.view.table import attribute_rule, rule, uncached_rule
+from autoddp.view.table import attribute_rule, part_of_complex, rule, uncached_rule
 
 
 @attribute_rule(
@@ -175,10 +175,17 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return None if local is None else ShardedTensor(local, me.sizes, me.shard_dim)
 
 
+_kind: Any = ShardedTensor  # mypy rejects assigning these
+_kind.real, _kind.imag = part_of_complex("real"), part_of_complex("imag")
+
+
 @attribute_rule("data")
 def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the batch without its graph, or replace its memory."""
     me = args[0]
+    if type(me) is Partial and len(args) > 1:
+        me.full().data, me._written = full(args[1]), -1  # no other version
+        return None
     if not is_sharded(me):
         return NotImplemented
     if len(args) > 1:

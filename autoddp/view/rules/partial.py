@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator import add, mul, neg, sub, truediv
+from operator import add, methodcaller, mul, neg, sub, truediv
 from typing import Any, TypeGuard
 
 import torch
@@ -119,6 +119,10 @@ def copy_or_cast(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if name == "detach":
         return me.detached()
-    if name != "clone" and dtype == me.declared:
+    if name == "clone":
+        return Partial(func(me.local), me.owner, dtype, me._part)
+    if dtype == me.declared:
         return me
-    return Partial(func(me.local), me.owner, dtype, me._part)
+    cast, values = methodcaller("to", dtype), [(me._part, me.declared)]
+    part = me.owner.pending.compute(cast, values, me.local)  # rounded as often as in one process
+    return Partial(func(me.local), me.owner, dtype, part)
