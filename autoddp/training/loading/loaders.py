@@ -75,12 +75,13 @@ class Loaders(Feature):
         """Return an iterator over sharded batches, or whole ones if every rank loads all."""
         loader = call.instance
         context = self.view.context
-        # a data set that loads is on the ranks that fetch its samples
-        if not context.is_rank() or context.depth[Code.PLAIN] or context.depth[Code.FETCH]:
+        if not context.is_rank():
             return call.wrapped()
-        where = f"DataLoader at {users_line()}"
-        if context.in_thread():
+        where, thread = f"DataLoader at {users_line()}", context.in_thread()
+        if thread:
             self.run.report.add("loaders", where, Plan(where, EACH, THREAD).describe())
+        # a data set that loads is on the ranks that fetch its samples
+        if thread or context.depth[Code.PLAIN] or context.depth[Code.FETCH]:
             with self._fitting(loader, EACH):
                 return call.wrapped()
         plan = self._planned(loader, where)
