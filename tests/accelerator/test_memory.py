@@ -21,6 +21,7 @@ net, native, rank = nn.Sequential(*parts), torch.simulated.native, 0
 data = TensorDataset(torch.randn(8192, 256), torch.randint(256, (8192,)))
 if "ddp" in sys.argv:
     rank = int(os.fork() == 0)
+    torch.set_num_threads(1)  # else a device's two threads may both make a fork's pool anew
     store = dist.FileStore(os.path.abspath("store"), 2)
     dist.init_process_group("cpu:gloo,simulated:simccl", store=store, rank=rank, world_size=2)
     torch.accelerator.set_device_index(rank)

@@ -22,6 +22,8 @@ from tests.support.warm import Run
         ("step 10 of 20", "step 11 of 20", 0.5),
         ("loss 0.5", "loss nan", 1e-9),
         ("loss 0.5", "loss 0.50", 0),
+        ("(0.3+0.2977632j)", "(0.3-0.2977632j)", 1e-9),
+        ("(0.3+0.2977632j)", "(0.3+0.2977639j)", 1e-9),
     ],
     ids=str,
 )
@@ -33,6 +35,9 @@ def test_text_that_differs(want, got, rtol):
 
 def test_text_that_agrees_within_rounding():
     assert 0 < same_text("x 0.5 y 1e-17", "x 0.5000000000000001 y 3e-17", 1e-9, "stdout") < 1e-12
+    whole = "(0.2977632092285337+1e-17j) 0.5j -2.-0.2978j"
+    assert 0 < same_text(whole, whole.replace("337+1", "338+3"), 1e-9, "stdout") < 1e-12
+    assert same_text("(0.25+nanj)", "(0.25+nanj)", 0, "stdout") == 0
     assert same_text("runs/20250101-120000", "runs/20250101-120001", 0, "stdout") == 0
 
 

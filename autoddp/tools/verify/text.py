@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat, zip_longest
 
 from autoddp.tools.verify.findings import OTHER, SMALL, Difference
 
-NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
+REAL = r"(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)"
+# a complex number is one number: its small part is rounding to the large one
+NUMBER = re.compile(rf"(?<![\w.])-?{REAL}(?:(?:[+-]{REAL})?j)?(?!\w)")
 PADDED = re.compile(rf"\s*{NUMBER.pattern}\s*")  # arrays are printed with aligned columns
 WORD = re.compile(r"[^\s,;=|<>()\[\]{}\"']+|\S")  # a time or a rate is one word: 00:03, 1.2s/it
 MOVES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n\b])")  # moves of a cursor, and colours
@@ -77,18 +79,25 @@ def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
 
     The difference of two whole numbers that are not equal always exceeds `rtol`.
     """
-    a, b = float(want), float(got)
+    a, b = complex(want), complex(got)
     if want == got or (a != a and b != b):
         return 0.0
-    if not (math.isfinite(a) and math.isfinite(b)):
+    if not (cmath.isfinite(a) and cmath.isfinite(b)):
         return OTHER
     off = abs(a - b) / max(abs(a), abs(b), SMALL)
     if not set(".e").intersection(want + got):
         return max(off, 2 * rtol)
-    digits = len(want.partition(".")[2]) if "e" not in want + got else 0
-    unit = 10.0**-digits if digits and len(got.partition(".")[2]) == digits else 0.0
-    rounded = abs(a - b) <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
+    digits = decimals(want)
+    unit = 10.0**-digits if digits and decimals(got) == digits else 0.0
+    most = max(abs(a.real - b.real), abs(a.imag - b.imag))
+    rounded = most <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
     return min(off, rtol) if rounded and last_digit else off
+
+
+def decimals(number: str) -> int:
+    """Return the digits behind the point, 0 for a number with an exponent."""
+    behind = number.rstrip("j").rpartition(".")[2]
+    return len(behind) if "." in number and "e" not in number else 0
 
 
 def shown(text: str) -> list[str]:
