@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import cmath
+import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat, zip_longest
@@ -75,22 +75,26 @@ def word_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float
 
 
 def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
-    """Return the difference of two numbers, relative to the larger one.
+    """Return the difference of two numbers, real or complex, relative to the larger one.
 
     The difference of two whole numbers that are not equal always exceeds `rtol`.
     """
     a, b = complex(want), complex(got)
-    if want == got or (a != a and b != b):
+    both = (a.real, b.real), (a.imag, b.imag)
+    # a part that is infinite or nan in both is equal, and the other one is compared alone
+    parts = [(x, y) for x, y in both if math.isfinite(x) or str(x) != str(y)]
+    if want == got or all(x == y for x, y in parts):
         return 0.0
-    if not (cmath.isfinite(a) and cmath.isfinite(b)):
+    if not all(map(math.isfinite, chain(*parts))):
         return OTHER
-    off = abs(a - b) / max(abs(a), abs(b), SMALL)
+    size = max(math.hypot(*column) for column in zip(*parts, strict=True))
+    off = math.hypot(*(x - y for x, y in parts)) / max(size, SMALL)
     if not set(".e").intersection(want + got):
         return max(off, 2 * rtol)
     digits = decimals(want)
     unit = 10.0**-digits if digits and decimals(got) == digits else 0.0
-    most = max(abs(a.real - b.real), abs(a.imag - b.imag))
-    rounded = most <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
+    most = max(abs(x - y) for x, y in parts)
+    rounded = most <= 1.001 * unit and unit <= COARSE * size
     return min(off, rtol) if rounded and last_digit else off
 
 
